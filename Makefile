@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-CPP := $(wildcard $(addprefix fastdeploy_lp/model_executor/ops/,csrc/*.* csrc/*/*.* cuda/kernels/*.cu*) benchmarks/native/*.cpp tests/support/*.h)
+CPP := $(wildcard $(addprefix fastdeploy_lp/model_executor/ops/,csrc/*.* csrc/*/*.* cuda/kernels/*.cu* cuda/kernels/*/*.cuh) benchmarks/native/*.cpp tests/support/*.h)
 # Pip names packages, never where they come from: that is the environment's business.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
 # On a terminal pip's steps share one line; elsewhere pip says nothing unless it fails, and errors are always shown.

@@ -120,7 +120,7 @@ setup(
         "fastdeploy_lp.entrypoints.playground": ["static/*"],
         "fastdeploy_lp.entrypoints.scaffold": ["templates/*/*"],
         "fastdeploy_lp.logits_processor.wasm": ["include/*"],
-        "fastdeploy_lp.model_executor.ops": ["csrc/*", "csrc/*/*", "cuda/kernels/*", PACKAGED],
+        "fastdeploy_lp.model_executor.ops": ["csrc/*", "csrc/*/*", "cuda/kernels/*", "cuda/kernels/*/*", PACKAGED],
     },
     install_requires=RUNTIME,
     extras_require=EXTRAS,

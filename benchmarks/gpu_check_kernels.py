@@ -1,7 +1,9 @@
-"""Checks the CUDA kernels on a GPU against the compiled operators of the CPU, bit by bit, and times them.
+"""Checks the CUDA kernels on a GPU, and times them.
+
+Operations on rows must have the bits of the CPU's compiled operators, and attention the results of float64.
 
 It needs the driver, the package of NVIDIA's runtime compiler and a C++ compiler, but no Paddle. Exits with status 0 if
-all results have the CPU's bits, 1 if some have not, and 77, having checked nothing, on a machine without a GPU. With
+all results are right, 1 if some are not, and 77, having checked nothing, on a machine without a GPU. With
 `--shim` the kernels run on the CPU instead, and are not timed.
 """
 
@@ -9,15 +11,19 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
+import itertools
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from attention_cases import passes
+from attention_times import attention_times
 from kernel_cases import Case, cases
 from kernel_device import DriverDevice
 from kernel_sides import OPERATIONS, CompiledSide, KernelSide, ReadableDevice, Side, same_bits
@@ -26,9 +32,13 @@ from numpy.typing import NDArray
 
 from fastdeploy_lp.model_executor.ops.cuda.driver import CudaError
 from fastdeploy_lp.model_executor.ops.cuda.nvrtc import NvrtcError
+from fastdeploy_lp.model_executor.ops.cuda.sources import ELEMENTS, HEAD_DIMS, KernelSources
 
 NO_GPU = 77
 PROGRESS_SECONDS = 20.0
+# Query heads of a KV head; of element types and sizes of heads, a few where the kernels run on the CPU.
+GROUPS = (1, 2, 3, 4, 6, 7, 8, 16)
+SHIM_VARIANTS = (("bfloat16", 64),)
 
 
 def differences(mine: Side, theirs: Side, given: Iterable[Case]) -> Counter[str]:
@@ -69,6 +79,22 @@ def compare(device: ReadableDevice, threads: int | None, args: argparse.Namespac
     return True
 
 
+def attend(device_of: Callable[[KernelSources], ReadableDevice], variants: Sequence[tuple[str, int]]) -> bool:
+    """Prints a report on attention; returns True if all results are those in float64, within a tolerance."""
+    count, wrong = 0, []
+    for element, head_dim in variants:
+        device = device_of(KernelSources.attention((element, head_dim)))
+        found = list(passes(device, element, head_dim, GROUPS))
+        count += len(found)
+        if not all(found):
+            wrong.append(f"{element} with head_dim {head_dim} in {found.count(False)} passes")
+    if wrong:
+        print(f"attention: other results than in float64: {', '.join(wrong)}")
+        return False
+    print(f"attention has the results of float64 within the tolerance of its element types in {count} passes")
+    return True
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status."""
     parser = argparse.ArgumentParser(description="Check the CUDA kernels on this machine's GPU.")
@@ -84,7 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.shim:
         print(f"gpu-check-kernels: on the CPU, threads in the order {args.order}; NO GPU IS CHECKED", flush=True)
-        return 0 if compare(shim_device(args.order), args.threads or 32, args) else 1
+        well = compare(shim_device(args.order), args.threads or 32, args)
+        return 0 if attend(functools.partial(shim_device, args.order), SHIM_VARIANTS) and well else 1
     try:
         device = DriverDevice()
     except (CudaError, NvrtcError) as error:
@@ -92,13 +119,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return NO_GPU
     print(f"gpu-check-kernels: on {device.context.device_name} ({device.context.architecture})", flush=True)
     well = compare(device, args.threads, args)
-    for line in times(device):
+    well = attend(DriverDevice, tuple(itertools.product(ELEMENTS, HEAD_DIMS))) and well
+    for line in itertools.chain(times(device), attention_times()):
         print(line, flush=True)
     return 0 if well else 1
 
 
-def shim_device(order: str) -> ReadableDevice:
-    """The kernels on the CPU."""
+def shim_device(order: str, sources: KernelSources | None = None) -> ReadableDevice:
+    """The kernels on the CPU; by default those on rows."""
     sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
     from support.cuda_shim import Order, ShimDevice
 
@@ -106,7 +134,7 @@ def shim_device(order: str) -> ReadableDevice:
         def read(self, address: int, target: NDArray[Any]) -> None:
             ctypes.memmove(target.ctypes.data, address, target.nbytes)
 
-    return ReadableShim(Order[order.upper()])
+    return ReadableShim(Order[order.upper()], sources)
 
 
 if __name__ == "__main__":

@@ -30,10 +30,10 @@ class DriverArray:
 
 
 class DriverDevice(LoadedKernels):
-    """The first visible GPU."""
+    """The first visible GPU with some kernels, by default those on rows."""
 
-    def __init__(self) -> None:
-        self.context, sources = Context.of_device(0), KernelSources.read()
+    def __init__(self, sources: KernelSources | None = None) -> None:
+        self.context, sources = Context.of_device(0), sources or KernelSources.read()
         cubin = cubin_for(self.context.architecture, sources)
         super().__init__(self.context, cubin, sources.kernels, lambda: DEFAULT_STREAM)
 

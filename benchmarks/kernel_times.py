@@ -105,7 +105,7 @@ def timed_operations(rows: int) -> Iterator[Timed]:
 
 def times(device: DriverDevice) -> Iterator[str]:
     """A line for each operation, batch and kind of logits."""
-    torch = _torch()
+    torch = torch_with_cuda()
     for batch in BATCHES:
         for kind, scale in SCALES.items():
             host = np.random.default_rng(1).standard_normal((batch, WIDE), np.float32) * np.float32(scale)
@@ -117,17 +117,20 @@ def times(device: DriverDevice) -> Iterator[str]:
                 held = timed.run(RowKernels(recorder), logits, device)
                 ours = device.milliseconds(recorder.repeat)
                 del held
-                theirs = "" if torch is None or timed.in_torch is None else _in_torch(torch, host, timed.in_torch)
+                theirs = ""
+                if torch is not None and timed.in_torch is not None:
+                    theirs = in_torch(torch, torch.from_numpy(host).cuda(), timed.in_torch)
                 yield f"  {timed.name:<32} {ours:8.3f} {theirs:>9}"
 
 
-def _in_torch(torch: Any, host: NDArray[np.float32], run: Callable[[Any, Any], Any]) -> str:
-    logits = torch.from_numpy(host).cuda()
-    run(torch, logits)
+def in_torch(torch: Any, *arguments: Any) -> str:
+    """Returns the milliseconds of a function, the last argument, that takes torch and the other arguments."""
+    *tensors, run = arguments
+    run(torch, *tensors)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(10):
-        run(torch, logits)
+        run(torch, *tensors)
     end.record()
     end.synchronize()
     return f"{begin.elapsed_time(end) / 10:9.3f}"
@@ -189,7 +192,8 @@ def _cut(cut: Cut, rows: Any, values: Any) -> Callable[[RowKernels, Logits, Driv
     return lambda kernels, logits, _: kernels.cut(logits, cut, rows, values)
 
 
-def _torch() -> Any:
+def torch_with_cuda() -> Any:
+    """Returns the module, or None without it or a GPU that it can use."""
     if importlib.util.find_spec("torch") is None:
         return None
     import torch

@@ -174,14 +174,20 @@ class ParallelConfig:
 class DeviceConfig:
     """Which classes run the model, each named "module:Class"; None asks the platform for its own.
 
-    platform: the name of the platform that has settled the configuration; None before it has. cuda_graphs,
-    pinned_memory: False does without, to find the cause of a failure; a CPU has neither.
+    platform: the name of the platform that has settled the configuration; None before it has. attention_backend: also a
+    short name. cuda_graphs, pinned_memory: False does without, to find the cause of a failure; a CPU has neither.
     """
 
     platform: str | None = None
     worker_class: str | None = None
     model_runner_class: str | None = None
-    attention_backend: str | None = None
+    attention_backend: str | None = option(
+        None,
+        group="GPU",
+        choices=("kernels", "block"),
+        help="attention: kernels, our own with Paddle's operator for new prompts (the default on a GPU); "
+        "or block, Paddle's operators alone",
+    )
     communicator_class: str | None = None
     cuda_graphs: bool = option(
         True, group="GPU", help="record generation as CUDA graphs; without them each operator is started by the host"

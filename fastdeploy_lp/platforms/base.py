@@ -138,8 +138,15 @@ class Platform(ABC):
         return "default"
 
     def get_attention_backend(self) -> str:
-        """Returns the attention backend of models that Paddle's operators compute: "paddle", "block", or a class."""
+        """Returns the attention backend of models that Paddle's operators compute: "paddle", "block", "kernels", or a
+        class."""
         return "paddle"
+
+    def require_operator_context(self, fd_config: FDConfig) -> None:  # noqa: B027 - for overrides
+        """Raises ValueError if Paddle's attention operator cannot compute the longest context.
+
+        Called by backends that compute with it.
+        """
 
     def get_row_ops(self) -> str:
         """Returns the operators on rows of logits: "compiled" (on the CPU), "kernels" (CUDA), or a class.

@@ -19,6 +19,8 @@ from fastdeploy_lp.platforms.base import Platform
 if TYPE_CHECKING:
     from paddle import Tensor
 
+    from fastdeploy_lp.config import FDConfig
+
 
 THREADS = "OMP_NUM_THREADS"
 
@@ -105,6 +107,13 @@ class CpuPlatform(Platform):
     def free_memory(self) -> int:
         """Returns the main memory available without swapping, within the limit of the process's control group."""
         return _available_memory(Path("/proc/meminfo"), CONTROL_GROUP)
+
+    def check_and_update_config(self, fd_config: FDConfig) -> FDConfig:
+        """Returns it unchanged; raises ValueError for an attention backend of GPUs."""
+        backend = fd_config.device_config.attention_backend
+        if backend is not None:
+            raise ValueError(f"attention_backend: {backend} is not allowed on a CPU; it is an option for GPUs")
+        return fd_config
 
     def view_of(self, host: NDArray[Any]) -> Tensor:
         """Returns a tensor that shares the array's memory: a write to either is visible in both."""

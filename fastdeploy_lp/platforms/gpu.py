@@ -50,7 +50,7 @@ ENVIRONMENT = {
 
 
 class GpuPlatform(Platform):
-    """bfloat16, attention by `block_multihead_attention`, 8-bit weights by `weight_only_linear`, CUDA graphs.
+    """bfloat16, attention by our kernels and `block_multihead_attention`, 8-bit weights, CUDA graphs.
 
     Written against the signatures of Paddle 3.3 and the sources of its kernels; not yet run on a GPU.
     """
@@ -197,8 +197,8 @@ class GpuPlatform(Platform):
         return "profiling"
 
     def get_attention_backend(self) -> str:
-        """Returns the backend on Paddle's own operator."""
-        return "block"
+        """Returns the backend on our kernels and, for new prompts, Paddle's own operator."""
+        return "kernels"
 
     def get_row_ops(self) -> str:
         """Returns the operators on CUDA kernels."""
@@ -226,7 +226,7 @@ class GpuPlatform(Platform):
         if head_dim not in HEAD_DIMS:
             allowed = ", ".join(map(str, HEAD_DIMS))
             raise ValueError(f"config.json: head_dim {head_dim} is not supported on a GPU; supported are {allowed}")
-        self._require_capabilities(fd_config, compute_capabilities(max(ranks, parallel.data_parallel_size)))
+        self._require_capabilities(fd_config, _capabilities(fd_config))
         missing = missing_libraries()
         if missing:
             raise ValueError(f"{missing}; install them, or select the CPU by FASTDEPLOY_LP_PLATFORM=cpu")
@@ -236,7 +236,18 @@ class GpuPlatform(Platform):
         require_devices(capabilities)
         if fd_config.model_config.quantization is not None:
             require_weight_only(capabilities)
-        require_context(capabilities, fd_config.model_config.max_model_len, fd_config.cache_config.block_size)
+        if fd_config.device_config.attention_backend == "block":
+            self.require_operator_context(fd_config)
+
+    def require_operator_context(self, fd_config: FDConfig) -> None:
+        """See the interface; the operator keeps a score for each token of a context in shared memory."""
+        length, block_size = fd_config.model_config.max_model_len, fd_config.cache_config.block_size
+        require_context(_capabilities(fd_config), length, block_size)
+
+
+def _capabilities(fd_config: FDConfig) -> list[Capability]:
+    parallel = fd_config.parallel_config
+    return compute_capabilities(max(parallel.tensor_parallel_size, parallel.data_parallel_size))
 
 
 def _head_dim(hf_config: dict[str, Any]) -> int:

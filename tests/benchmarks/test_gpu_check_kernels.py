@@ -149,6 +149,7 @@ def test_the_program_reports_and_needs_no_paddle() -> None:
         program = program.replace(name, repr(str(value)))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=server_environment())
     assert done.returncode == 0, done.stderr
-    first, second = done.stdout.splitlines()
+    first, second, third = done.stdout.splitlines()
     assert first == "gpu-check-kernels: on the CPU, threads in the order forward; NO GPU IS CHECKED"
     assert second == "15 operations have the CPU's bits on 40 random rows, 0 of them with 151,936 tokens"
+    assert third == "attention has the results of float64 within the tolerance of its element types in 16 passes"

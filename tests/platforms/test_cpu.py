@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
+from support.gpu_config import gpu_fd_config
 
 from fastdeploy_lp.platforms import CpuPlatform, Platform, current_platform
 from fastdeploy_lp.platforms.cpu import ALLOCATOR, THREAD_VARIABLES, _available_memory, _mkl_code_path, _usable_cores
@@ -26,6 +27,15 @@ def test_the_cpu_is_the_platform() -> None:
     assert isinstance(platform, CpuPlatform)
     assert isinstance(platform, Platform)
     assert platform.name == "cpu"
+
+
+def test_an_option_of_gpus_is_refused() -> None:
+    platform = CpuPlatform()
+    assert platform.check_and_update_config(gpu_fd_config()) == gpu_fd_config()
+    with pytest.raises(
+        ValueError, match="attention_backend: kernels is not allowed on a CPU; it is an option for GPUs"
+    ):
+        platform.check_and_update_config(gpu_fd_config(attention_backend="kernels"))
 
 
 def test_importing_the_platform_does_not_import_paddle() -> None:

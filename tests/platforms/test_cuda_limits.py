@@ -34,12 +34,17 @@ def test_a_context_beyond_the_shared_memory_is_refused(
     monkeypatch: pytest.MonkeyPatch, device: tuple[int, int], longest: int
 ) -> None:
     """On a GPU, the operator would fail at the warm-up: "invalid argument"."""
-    assert refused(monkeypatch, [device], max_model_len=longest) is None
-    message = refused(monkeypatch, [device], max_model_len=longest + 1)
+    assert refused(monkeypatch, [device], max_model_len=longest, attention_backend="block") is None
+    message = refused(monkeypatch, [device], max_model_len=longest + 1, attention_backend="block")
     assert message == (
         f"max_model_len: {longest + 1} is not allowed on a GPU of compute capability {device[0]}.{device[1]}; its "
         f"shared memory holds the attention scores of {longest} tokens with block_size 64"
     )
+
+
+@pytest.mark.parametrize("backend", [None, "kernels"])
+def test_our_kernels_have_no_longest_context(monkeypatch: pytest.MonkeyPatch, backend: str | None) -> None:
+    assert refused(monkeypatch, [(8, 6)], max_model_len=1_000_000, attention_backend=backend) is None
 
 
 @pytest.mark.parametrize("block_size", [32, 64, 128])

@@ -91,6 +91,7 @@ CONVERTED: list[tuple[str, Any, str, Any]] = [
     ("on_worker_failure", "restart", "supervision_config.restart", True),
     ("on_worker_failure", "exit", "supervision_config.restart", False),
     ("max_worker_restarts", 7, "supervision_config.max_restarts", 7),
+    ("attention_backend", "block", "device_config.attention_backend", "block"),
     ("cuda_graphs", False, "device_config.cuda_graphs", False),
     ("pinned_memory", False, "device_config.pinned_memory", False),
 ]

@@ -133,6 +133,51 @@ inline unsigned ballot(int line, unsigned mask, bool voted) {
     return votes;
 }
 
+// Types of tensor cores' factors.
+struct bf16 {
+    static float value(uint32_t bits) {
+        bits <<= 16;
+        float x;
+        memcpy(&x, &bits, sizeof(x));
+        return x;
+    }
+};
+struct f16 {
+    static float value(uint32_t bits) {
+        const uint16_t stored = static_cast<uint16_t>(bits);
+        _Float16 x;
+        memcpy(&x, &stored, sizeof(x));
+        return x;
+    }
+};
+
+// A lane's part of two matrices: pairs of neighbors in a row of the first one, and in a column of the second one.
+struct Factors {
+    float a[4][2], b[2][2];
+};
+
+// sums [16, 8] += a [16, 16] * b [16, 8], of which each lane has the parts of "mma.m16n8k16" in NVIDIA's PTX ISA.
+template <class Type>
+void multiply(int line, float (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    Factors mine;
+    for (int i = 0; i < 8; ++i) mine.a[i / 2][i % 2] = Type::value(a[i / 2] >> (i % 2 * 16) & 0xffffu);
+    for (int i = 0; i < 4; ++i) mine.b[i / 2][i % 2] = Type::value(b[i / 2] >> (i % 2 * 16) & 0xffffu);
+    wait(State::kWarp, line, reinterpret_cast<uint64_t>(&mine));
+    const uint64_t* lanes = &running()->of_warps[self().thread.x / kWarp * kWarp];
+    for (int i = 0; i < 4; ++i) {
+        const int row = lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
+        double sum = static_cast<double>(sums[i]);
+        for (int k = 0; k < 16; ++k) {
+            const auto* left = reinterpret_cast<const Factors*>(lanes[row % 8 * 4 + k % 8 / 2]);
+            const auto* right = reinterpret_cast<const Factors*>(lanes[column * 4 + k % 8 / 2]);
+            sum += static_cast<double>(left->a[k / 8 * 2 + row / 8][k % 2]) * static_cast<double>(right->b[k / 8][k % 2]);
+        }
+        sums[i] = static_cast<float>(sum);
+    }
+    // Until every lane has read the parts of all.
+    wait(State::kWarp, line, 0);
+}
+
 inline bool barrier(int line, bool given = false) {
     wait(State::kBarrier, line, given);
     return running()->any;
@@ -263,3 +308,4 @@ inline std::string launch(void (*kernel)(void**), unsigned grid_x, unsigned grid
 #define __ballot_sync(mask, voted) shim::ballot(__LINE__, mask, voted)
 #define __ffs __builtin_ffs
 #define atomicAdd shim::atomic_add
+#define FDLP_MULTIPLY(type, sums, a, b) shim::multiply<shim::type>(__LINE__, sums, a, b)

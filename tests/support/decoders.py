@@ -22,10 +22,11 @@ from fastdeploy_lp.config import (
 from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights, FloatArray, LayerWeights, LinearWeights
 from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
+from fastdeploy_lp.model_executor.models.compiled_decoder import CompiledDecoder
 from fastdeploy_lp.model_executor.models.decoder import Executor
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.models.paddle_decoder import PaddleDecoder
-from fastdeploy_lp.model_executor.ops import CompiledDecoder, compiled_ops
+from fastdeploy_lp.model_executor.ops import compiled_ops
 from support.stored_weights import STORED, as_stored
 
 PRECISIONS = (None, "bfloat16", "w8a8", "w8a16")

@@ -16,6 +16,7 @@ def gpu_fd_config(
     quantization: str | None = None,
     max_model_len: int = 64,
     ranks: int = 1,
+    attention_backend: str | None = None,
     **sizes: Any,
 ) -> FDConfig:
     """`sizes`: fields of `config.json`."""
@@ -26,4 +27,5 @@ def gpu_fd_config(
         model_config=replace(made.model_config, hf_config=hf_config, quantization=quantization),
         cache_config=replace(made.cache_config, dtype=dtype),
         parallel_config=replace(made.parallel_config, tensor_parallel_size=ranks),
+        device_config=replace(made.device_config, attention_backend=attention_backend),
     )

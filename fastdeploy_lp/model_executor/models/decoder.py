@@ -19,8 +19,9 @@ from fastdeploy_lp.model_executor.layers.quantization import BFLOAT16, precision
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
 from fastdeploy_lp.model_executor.loader.stored_matrix import StoredMatrix
 from fastdeploy_lp.model_executor.loader.weights import Weights
+from fastdeploy_lp.model_executor.models.compiled_decoder import CompiledDecoder
 from fastdeploy_lp.model_executor.models.paddle_decoder import PaddleDecoder
-from fastdeploy_lp.model_executor.ops import CompiledDecoder, compiled_ops
+from fastdeploy_lp.model_executor.ops import compiled_ops
 from fastdeploy_lp.model_executor.ops.packed_weight import WeightFormat
 
 SWIGLU = ("silu", "swish")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import paddle
@@ -19,26 +20,50 @@ from fastdeploy_lp.model_executor.decoder_weights import LayerWeights
 from fastdeploy_lp.model_executor.dimensions import Dimensions
 from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
 from fastdeploy_lp.model_executor.layers.attention.backend import AttentionBackend
-from fastdeploy_lp.model_executor.layers.attention.block_arguments import BlockArguments, BlockLayout, fill_lengths
-from fastdeploy_lp.model_executor.layers.attention.prefix_attention import PrefixAttention, PrefixChunk
+from fastdeploy_lp.model_executor.layers.attention.block_arguments import BlockArguments, BlockLayout, Int32Array
+from fastdeploy_lp.model_executor.layers.attention.prefix_attention import PrefixAttention
 from fastdeploy_lp.model_executor.layers.linear import linear, merged
 from fastdeploy_lp.model_executor.layers.norm import RMSNorm
 from fastdeploy_lp.model_executor.layers.quantization import precision_of
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
+from fastdeploy_lp.model_executor.ops.cuda.attention_tiles import HeadShape
 from fastdeploy_lp.platforms import current_platform, to_device
 
 Operator = Callable[..., tuple[Tensor, ...]]
 
 
+class RestOfPass(Protocol):
+    """Attention of the chunks that the operator does not compute, which are the last ones of a pass.
+
+    heads: None if the operator computes generating sequences.
+    """
+
+    @property
+    def heads(self) -> HeadShape | None: ...
+
+    def prepare(self, made: BlockArguments, arguments: dict[str, Tensor]) -> Any:
+        """Prepares a pass, once for all layers; `arguments` are its integers on the device by name."""
+
+    def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, batch: Any) -> Tensor:
+        """Returns attended values [rows, heads * head_dim] of projections [rows, (heads + 2 kv_heads) * head_dim].
+
+        keys, values: the layer's cache [blocks, kv_heads, block_size, head_dim], which takes the rows' own. batch: the
+        result of `prepare`. The projections must not be used afterwards.
+        """
+
+
 @dataclass(frozen=True)
 class BlockBatch:
-    """A pass: its layout, the integers on the device by name, and its longest sequences as tensors in host memory."""
+    """A pass: its layout, the integers on the device by name, and its longest sequences as tensors in host memory.
+
+    rest: what the attention of the rest has prepared.
+    """
 
     layout: BlockLayout
     arguments: dict[str, Tensor]
     max_encoder_len: Tensor
     max_decoder_len: Tensor
-    continued: list[PrefixChunk]
+    rest: Any
 
     @property
     def token_ids(self) -> Tensor:
@@ -55,7 +80,8 @@ class BlockAttentionBackend(AttentionBackend):
     """One fused operator for decoding sequences and new prompts; plain products for continued prompts.
 
     A layer's cache is [blocks, kv_heads, block_size, head_dim] for keys and for values, in the model's own type.
-    `operator` has the signature of `block_multihead_attention`.
+    `operator` has the signature of `block_multihead_attention`. Subclasses may compute more than continued prompts in
+    another way.
     """
 
     def __init__(
@@ -71,26 +97,31 @@ class BlockAttentionBackend(AttentionBackend):
         self._block_size = fd_config.cache_config.block_size
         self._max_model_len = fd_config.model_config.max_model_len
         self._layers: list[BlockAttentionLayer] = []
-        self._prefix = PrefixAttention(dims, rotary, self._block_size)
         # Both halves of a head rotate by the same angles, so these are stored twice.
         tables = np.stack([np.tile(rotary.cos, 2), np.tile(rotary.sin, 2)])
         self._rope_emb = paddle.to_tensor(tables[:, None, :, None, :])
+        self._rest = self._rest_of_pass(rotary)
+
+    def _rest_of_pass(self, rotary: RotaryTables) -> RestOfPass:
+        return PrefixAttention(self._dims, rotary, self._block_size)
 
     def prepare(self, chunks: Sequence[SequenceChunk]) -> BlockBatch:
         """As the interface says; one copy to the device."""
-        made = BlockArguments.of(chunks, self._block_size, self._max_model_len)
-        arguments = made.layout.views(to_device(made.packed))
-        return BlockBatch(
-            made.layout,
-            arguments,
-            _in_host_memory(made.max_encoder_len),
-            _in_host_memory(made.max_decoder_len),
-            self._prefix_chunks(made, arguments["block_tables"]),
-        )
+        made = BlockArguments.of(chunks, self._block_size, self._max_model_len, self._rest.heads)
+        return BlockBatch(*self._on_device(made, to_device(made.packed)))
 
     def decode_batch(self, size: int) -> StaticDecodeBatch:
         """As the interface says."""
-        return StaticDecodeBatch(size, self._block_size, self._max_model_len)
+        made = BlockArguments.of_generation(size, self._block_size, self._max_model_len, self._rest.heads)
+        device = current_platform().to_device(made.packed)
+        return StaticDecodeBatch(made.packed, device, self._block_size, *self._on_device(made, device))
+
+    def _on_device(
+        self, made: BlockArguments, packed: Tensor
+    ) -> tuple[BlockLayout, dict[str, Tensor], Tensor, Tensor, Any]:
+        arguments = made.layout.views(packed)
+        longest = [_in_host_memory(length) for length in (made.max_encoder_len, made.max_decoder_len)]
+        return made.layout, arguments, longest[0], longest[1], self._rest.prepare(made, arguments)
 
     def layer(self, weights: LayerWeights) -> BlockAttentionLayer:
         """As the interface says."""
@@ -112,13 +143,12 @@ class BlockAttentionBackend(AttentionBackend):
 
         Writes keys and values to the cache; the projections must not be used afterwards.
         """
-        ours = batch.layout.operator_tokens
-        # An operator that has every token needs no view of them.
-        parts = [self._operate(qkv[:ours] if batch.continued else qkv, keys, values, batch)] if ours else []
-        for chunk in batch.continued:
-            rows = qkv[chunk.first_row : chunk.first_row + chunk.length]
-            per_head = rows.reshape([chunk.length, -1, self._dims.head_dim])
-            parts.append(self._prefix(per_head, keys, values, chunk))
+        layout = batch.layout
+        ours = layout.operator_tokens
+        # Attention that has every token needs no view of them.
+        parts = [self._operate(qkv[:ours] if ours < layout.tokens else qkv, keys, values, batch)] if ours else []
+        if ours < layout.tokens:
+            parts.append(self._rest(qkv[ours:] if ours else qkv, keys, values, batch.rest))
         return parts[0] if len(parts) == 1 else paddle.concat(parts)
 
     @property
@@ -139,7 +169,7 @@ class BlockAttentionBackend(AttentionBackend):
             arguments["cum_offsets"],
             arguments["cu_seqlens"],
             arguments["cu_seqlens"],
-            arguments["block_tables"][:seqs] if batch.continued else arguments["block_tables"],
+            arguments["block_tables"][:seqs] if seqs < batch.layout.seqs else arguments["block_tables"],
             max_enc_len_this_time=batch.max_encoder_len,
             max_dec_len_this_time=batch.max_decoder_len,
             rope_emb=self._rope_emb,
@@ -147,14 +177,6 @@ class BlockAttentionBackend(AttentionBackend):
             block_size=self._block_size,
             use_neox_style=True,
         )[0]
-
-    def _prefix_chunks(self, made: BlockArguments, block_tables: Tensor) -> list[PrefixChunk]:
-        found, row = [], made.layout.operator_tokens
-        for seq, chunk in enumerate(made.continued, start=made.layout.operator_seqs):
-            length = len(chunk.token_ids)
-            found.append(self._prefix.prepare(row, length, chunk.start, block_tables[seq]))
-            row += length
-        return found
 
 
 class BlockAttentionLayer:
@@ -189,34 +211,27 @@ class BlockAttentionLayer:
 
 
 class StaticDecodeBatch(BlockBatch):
-    """At most `size` decoding sequences, in tensors at fixed addresses.
+    """A pass of decoding sequences in tensors at fixed addresses: `host` int32 [layout.size] and `device`, its copy.
 
-    A row without a sequence has a past of 0 tokens, so the operator skips it: it reads and writes no block, and the
-    row's result is meaningless.
+    A row without a sequence has a past of 0 tokens for the operator, a context of 0 tokens for our kernels, and is
+    skipped: it reads and writes no block, and the row's result is meaningless.
     """
 
-    def __init__(self, size: int, block_size: int, max_model_len: int) -> None:
-        width = -(-max_model_len // block_size)
-        layout = BlockLayout(size, size, size, size, size, width)
-        self._block_size = block_size
-        self._host = np.zeros(layout.size, np.int32)
-        self._views = layout.views(self._host)
-        # New prompts have position 0, as rows without a sequence do: nothing but the pasts ever changes here.
-        fill_lengths(self._views, np.zeros(size, np.int32), np.ones(size, np.int32), max_model_len)
-        self._views["seq_lens_encoder"][:] = 0
-        self._views["output_rows"][:] = np.arange(size)
-        self._device = current_platform().to_device(self._host)
-        # A graph keeps the number that it was recorded with; the operator reserves memory by it and computes by the
-        # sequences' own lengths.
-        longest = _in_host_memory(max_model_len - 1)
-        super().__init__(layout, layout.views(self._device), _in_host_memory(0), longest, [])
+    def __init__(self, host: Int32Array, device: Tensor, block_size: int, layout: BlockLayout, *others: Any) -> None:
+        super().__init__(layout, *others)
+        self._host, self._device, self._block_size = host, device, block_size
+        self._views = layout.views(host)
+        # A context has the new token, too.
+        self._lengths, self._own = (
+            (self._views["contexts"], 1) if layout.tiles else (self._views["seq_lens_decoder"][:, 0], 0)
+        )
 
     def fill(self, chunks: Sequence[SequenceChunk]) -> None:
         """Accepts at most `size` chunks of one token each after position 0; one copy to the device."""
         views, count = self._views, len(chunks)
         views["token_ids"][:count] = [chunk.token_ids[0] for chunk in chunks]
-        views["seq_lens_decoder"][:count, 0] = [chunk.start for chunk in chunks]
-        views["seq_lens_decoder"][count:] = 0
+        self._lengths[:count] = [chunk.start + self._own for chunk in chunks]
+        self._lengths[count:] = 0
         for row, chunk in zip(views["block_tables"], chunks, strict=False):
             held = chunk.start // self._block_size + 1
             row[:held] = chunk.block_table[:held]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import paddle
@@ -12,6 +13,7 @@ import paddle.nn.functional as F  # noqa: N812 - Paddle's own spelling
 from paddle import Tensor
 
 from fastdeploy_lp.model_executor.dimensions import Dimensions
+from fastdeploy_lp.model_executor.layers.attention.block_arguments import BlockArguments
 from fastdeploy_lp.model_executor.layers.rotary import RotaryEmbedding, RotaryTables
 
 # Bytes of attention scores computed at a time: 4,096 tokens after 28,000 others would have 17 GB, of 32 heads.
@@ -20,7 +22,7 @@ SCORE_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class PrefixChunk:
-    """`length` tokens from packed row `first_row` on, at positions from `start` on, made once for all layers.
+    """`length` tokens from row `first_row` of the rest on, at positions from `start` on, made once for all layers.
 
     rotation: cos and sin [length, 1, head_dim]. cache_rows [length * kv_heads]: where keys and values go. blocks: the
     cache blocks of the whole context. ahead bool [length, start + length]: tokens that a query must not see.
@@ -38,6 +40,8 @@ class PrefixChunk:
 class PrefixAttention:
     """Plain products over the gathered context of one sequence after the other; no index leaves the device."""
 
+    heads = None
+
     def __init__(self, dims: Dimensions, rotary: RotaryTables, block_size: int) -> None:
         self._dims = dims
         self._block_size = block_size
@@ -45,7 +49,25 @@ class PrefixAttention:
         self._positions = paddle.arange(len(rotary.cos), dtype="int32")
         self._kv_heads = paddle.arange(dims.num_kv_heads, dtype="int32")
 
-    def prepare(self, first_row: int, length: int, start: int, block_table: Tensor) -> PrefixChunk:
+    def prepare(self, made: BlockArguments, arguments: dict[str, Tensor]) -> list[PrefixChunk]:
+        """See `RestOfPass`."""
+        found, row = [], 0
+        for seq, chunk in enumerate(made.rest, start=made.layout.operator_seqs):
+            length = len(chunk.token_ids)
+            found.append(self._chunk(row, length, chunk.start, arguments["block_tables"][seq]))
+            row += length
+        return found
+
+    def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, batch: Sequence[PrefixChunk]) -> Tensor:
+        """See `RestOfPass`."""
+        per_head = qkv.reshape([qkv.shape[0], -1, self._dims.head_dim])
+        parts = [
+            self._attend(per_head[chunk.first_row : chunk.first_row + chunk.length], keys, values, chunk)
+            for chunk in batch
+        ]
+        return parts[0] if len(parts) == 1 else paddle.concat(parts)
+
+    def _chunk(self, first_row: int, length: int, start: int, block_table: Tensor) -> PrefixChunk:
         """`block_table` int32 [blocks] names the sequence's blocks, and may be longer."""
         size, end = self._block_size, start + length
         context, positions = self._positions[:end], self._positions[start:end]
@@ -61,7 +83,7 @@ class PrefixAttention:
             ahead=context.unsqueeze(0) > positions.unsqueeze(1),
         )
 
-    def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, chunk: PrefixChunk) -> Tensor:
+    def _attend(self, qkv: Tensor, keys: Tensor, values: Tensor, chunk: PrefixChunk) -> Tensor:
         """Attended values [length, heads * head_dim] of the chunk's projections [length, heads + 2 kv_heads, head_dim].
 
         keys, values: the layer's cache [blocks, kv_heads, block_size, head_dim], which takes the chunk's own.

@@ -13,6 +13,7 @@ _HERE = "fastdeploy_lp.model_executor.layers.attention"
 BACKENDS = {
     "paddle": f"{_HERE}.paddle_attention:PaddleAttentionBackend",
     "block": f"{_HERE}.block_attention:BlockAttentionBackend",
+    "kernels": f"{_HERE}.kernel_attention:KernelAttentionBackend",
 }
 
 

@@ -37,7 +37,7 @@ def cubin_for(architecture: str, sources: KernelSources) -> bytes:
 def cubin_name(architecture: str, sources: KernelSources, version: str) -> str:
     """The file name of the code of these sources, this device and this release of the compiler."""
     digest = hashlib.sha256("\0".join([sources.digest, version, *OPTIONS]).encode()).hexdigest()
-    return f"rows-{architecture}-{digest[:16]}.cubin"
+    return f"kernels-{architecture}-{digest[:16]}.cubin"
 
 
 def cache_directory() -> Path:

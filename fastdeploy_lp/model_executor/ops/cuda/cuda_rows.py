@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import functools
-import logging
-import os
-from typing import Any
 
 import paddle
-from numpy.typing import NDArray
 from paddle import Tensor
 
 from fastdeploy_lp.model_executor.ops.compiled_rows import is_plain, plain
-from fastdeploy_lp.model_executor.ops.cuda.cubins import cubin_for
 from fastdeploy_lp.model_executor.ops.cuda.device import Device
-from fastdeploy_lp.model_executor.ops.cuda.driver import Context, CudaError, LoadedKernels
-from fastdeploy_lp.model_executor.ops.cuda.nvrtc import NvrtcError
+from fastdeploy_lp.model_executor.ops.cuda.paddle_device import PaddleDevice, open_device
 from fastdeploy_lp.model_executor.ops.cuda.row_kernels import Logits, RowKernels
 from fastdeploy_lp.model_executor.ops.cuda.sources import KernelSources
-from fastdeploy_lp.model_executor.ops.library import SWITCH
-from fastdeploy_lp.model_executor.ops.own_files import UntrustedFileError
 from fastdeploy_lp.model_executor.ops.paddle_rows import PaddleRowOps
 from fastdeploy_lp.model_executor.ops.row_ops import (
     Bits,
@@ -32,9 +24,6 @@ from fastdeploy_lp.model_executor.ops.row_ops import (
     RowLogprobs,
     TokenLists,
 )
-from fastdeploy_lp.platforms import to_device
-
-logger = logging.getLogger(__name__)
 
 
 class CudaRowOps(PaddleRowOps):
@@ -174,42 +163,6 @@ def _of(logits: Tensor) -> Logits:
     return Logits(logits.data_ptr(), rows, size)
 
 
-class PaddleArray:
-    """Memory of Paddle's allocator, which reuses it only for later work on the same stream."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
-        self.address: int = tensor.data_ptr()
-
-
-class PaddleDevice(LoadedKernels):
-    """Kernels on Paddle's current stream, memory of Paddle's allocator."""
-
-    def upload(self, host: NDArray[Any]) -> PaddleArray:
-        """See `Device`."""
-        return PaddleArray(to_device(host))
-
-    def empty(self, size: int) -> PaddleArray:
-        """See `Device`."""
-        return PaddleArray(paddle.empty([size], "uint8"))
-
-
 @functools.cache
 def _device() -> PaddleDevice | None:
-    if os.environ.get(SWITCH) == "0":
-        logger.info("%s=0: Paddle's own operators edit and sample rows", SWITCH)
-        return None
-    try:
-        # Its runtime makes the context of its device current by the first work there.
-        paddle.zeros([1])
-        context, sources = Context.of_thread(), KernelSources.read()
-        cubin = cubin_for(context.architecture, sources)
-        return PaddleDevice(context, cubin, sources.kernels, _stream)
-    except (CudaError, NvrtcError, UntrustedFileError, OSError) as error:
-        logger.warning("no CUDA kernels, Paddle's own operators edit and sample rows, several times slower: %s", error)
-        return None
-
-
-def _stream() -> int:
-    stream: int = paddle.device.current_stream().stream_base.cuda_stream
-    return stream
+    return open_device(KernelSources.read(), "no CUDA kernels, Paddle's own operators edit and sample rows")

@@ -55,7 +55,7 @@ class Nvrtc:
         strings = ctypes.c_char_p * len(names)
         self._call(
             "nvrtcCreateProgram",
-            *(ctypes.byref(program), sources.main.encode(), b"rows.cu"),
+            *(ctypes.byref(program), sources.main.encode(), b"kernels.cu"),
             *(len(names), strings(*texts), strings(*names)),
         )
         try:

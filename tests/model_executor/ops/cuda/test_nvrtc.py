@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+
 import pytest
 from support.tiny_kernels import TINY
 
 from fastdeploy_lp.model_executor.ops.cuda import nvrtc
 from fastdeploy_lp.model_executor.ops.cuda.cubins import cubin_for
 from fastdeploy_lp.model_executor.ops.cuda.nvrtc import Nvrtc, NvrtcError
-from fastdeploy_lp.model_executor.ops.cuda.sources import KernelSources
+from fastdeploy_lp.model_executor.ops.cuda.sources import ELEMENTS, HEAD_DIMS, KernelSources
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
 # Of an ELF file: its magic number, and the number of CUDA's machines at byte 18.
 MAGIC, CUDA_MACHINE = b"\x7fELF", 190
 
 
+SOURCES = {
+    "rows": (KernelSources.read, 15),
+    **{
+        element: (functools.partial(KernelSources.attention, *itertools.product([element], HEAD_DIMS)), 4 * 4)
+        for element in ELEMENTS
+    },
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_kernel_compiles(architecture: str) -> None:
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_kernel_compiles(name: str, architecture: str) -> None:
     """By the way of a start: from the cache if these sources were compiled by this compiler before."""
-    sources = KernelSources.read()
+    read, count = SOURCES[name]
+    sources = read()
     cubin = cubin_for(architecture, sources)
     assert cubin.startswith(MAGIC)
     assert int.from_bytes(cubin[18:20], "little") == CUDA_MACHINE
-    assert len(sources.kernels) == 15
+    assert len(sources.kernels) == count
     for name in sources.kernels:
         assert f".text.{name}".encode() in cubin
 

@@ -48,7 +48,7 @@ def attention_times() -> Iterator[str]:
         )
         device = DriverDevice(KernelSources.attention((ELEMENT, shape.head_dim)))
         for timed in PASSES:
-            theirs = "" if torch is None else in_torch(torch, *_tensors(torch, shape, timed), _attend_in_torch)
+            theirs = "" if torch is None else in_torch(torch, _attend_in_torch, *_tensors(torch, shape, timed))
             yield f"  {timed!s:<32} {_milliseconds(device, shape, timed):8.3f} {theirs:>9}"
 
 

@@ -119,13 +119,12 @@ def times(device: DriverDevice) -> Iterator[str]:
                 del held
                 theirs = ""
                 if torch is not None and timed.in_torch is not None:
-                    theirs = in_torch(torch, torch.from_numpy(host).cuda(), timed.in_torch)
+                    theirs = in_torch(torch, timed.in_torch, torch.from_numpy(host).cuda())
                 yield f"  {timed.name:<32} {ours:8.3f} {theirs:>9}"
 
 
-def in_torch(torch: Any, *arguments: Any) -> str:
-    """Returns the milliseconds of a function, the last argument, that takes torch and the other arguments."""
-    *tensors, run = arguments
+def in_torch(torch: Any, run: Callable[..., Any], *tensors: Any) -> str:
+    """Returns the milliseconds of a function that takes torch and these tensors."""
     run(torch, *tensors)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()

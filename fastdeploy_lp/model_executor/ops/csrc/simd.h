@@ -1,4 +1,4 @@
-// Vectors of 16 floats in GCC's portable notation: one AVX-512 register, or two of AVX2, or four of NEON.
+// Vectors of 64 bytes in GCC's notation: one AVX-512 register, a pair of AVX2 registers (register_pair.h), or four of NEON.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@
 
 constexpr int kLanes = 16;
 
+// kSums: the vectors that a loop sums at a time; with its factors they fit the registers.
 #if defined(FDLP_PAIRS)
 typedef RegisterPair<float> Floats;
 typedef RegisterPair<int32_t> Ints;
 typedef RegisterPair<uint8_t> Bytes;
 typedef RegisterPair<uint32_t> Words;
-// Those that a loop sums at a time, beside what it multiplies, fit the registers.
 constexpr int kSums = 6;
 #else
 typedef float Floats __attribute__((vector_size(64)));

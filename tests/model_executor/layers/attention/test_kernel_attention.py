@@ -23,6 +23,7 @@ from fastdeploy_lp.model_executor.models.paddle_decoder import PaddleDecoder
 from fastdeploy_lp.model_executor.ops.cuda.attention_tiles import HeadShape
 from fastdeploy_lp.model_executor.ops.cuda.device import Device
 from fastdeploy_lp.model_executor.ops.cuda.sources import KernelSources
+from fastdeploy_lp.model_executor.ops.library import SWITCH
 from fastdeploy_lp.platforms import CpuPlatform
 
 TOLERANCE = 2e-4
@@ -129,7 +130,7 @@ class RefusingPlatform(CpuPlatform):
 
 
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "open_device", lambda *_: None)
+    monkeypatch.setenv(SWITCH, "0")
 
 
 def test_without_kernels_it_is_the_backend_on_paddles_operators(monkeypatch: pytest.MonkeyPatch) -> None:

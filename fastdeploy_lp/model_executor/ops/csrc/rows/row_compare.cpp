@@ -25,7 +25,7 @@ constexpr float kLowestFloat = -87.0f;
 
 // a * b + c, rounded once on every processor.
 Floats fused(Floats a, Floats b, Floats c) {
-#if defined(__AVX512F__) || defined(__FMA__)
+#if defined(__AVX512F__) || defined(FDLP_PAIRS)
     return quick_multiply_add(a, b, c);
 #else
     for (int lane = 0; lane < kLanes; ++lane) a[lane] = std::fma(a[lane], b[lane], c[lane]);

@@ -81,8 +81,8 @@ def main() -> int:
     row = np.zeros(VOCAB_SIZE, np.float32)
     costs = {
         "a sparse row and step, 32 rows": (step_cost(NO_REPEATS, ROWS), SPARSE_BOUND),
-        "a row and step that reads 49,152 logits": (step_cost(TOP_GAP, 1), READING_BOUND),
-        "the same in a batch of 32": (step_cost(TOP_GAP, ROWS), None),
+        "a row and step that reads 49,152 logits, 32 rows": (step_cost(TOP_GAP, ROWS), READING_BOUND),
+        "the same alone": (step_cost(TOP_GAP, 1), None),
         "an instance's start": (start_cost(NO_REPEATS), START_BOUND),
         "a copy of a row in numpy": (best(row.copy, 200), None),
         "2,000 turns of an empty loop in Python": (work(), None),

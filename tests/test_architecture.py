@@ -36,8 +36,9 @@ FORBIDDEN = {
 }
 # What may be named all the same, and from where.
 EXCEPTIONS = {
-    # The builtin processors edit rows with the sampler's operators.
+    # The builtin processors and WebAssembly modules edit rows with the sampler's operators.
     "logits_processor/builtin": "model_executor.ops",
+    "logits_processor/dialects/wasm.py": "model_executor.ops",
     # Programs that run in another process.
     "engine/client/worker_handle.py": "worker",
     "entrypoints/cli/collect_env.py": "model_executor.ops",

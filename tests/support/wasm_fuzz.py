@@ -12,14 +12,17 @@ from dataclasses import dataclass, field
 from random import Random
 
 import numpy as np
+import paddle
+from numpy.typing import NDArray
 
+from fastdeploy_lp.logits_processor.dialects.wasm import put_edits
 from fastdeploy_lp.logits_processor.testing.loading import standalone_model
-from fastdeploy_lp.logits_processor.wasm.edits import put_edits
 from fastdeploy_lp.logits_processor.wasm.engine import WasmEngine
 from fastdeploy_lp.logits_processor.wasm.errors import ModuleFault, ModuleRefusal, WasmError
 from fastdeploy_lp.logits_processor.wasm.instance import WasmInstance
 from fastdeploy_lp.logits_processor.wasm.limits import MEBIBYTE, WasmLimits
 from fastdeploy_lp.logits_processor.wasm.module import WasmModule, require_wasm
+from fastdeploy_lp.model_executor.ops.row_selection import row_ops
 from fastdeploy_lp.model_tokenizer import ModelTokenizer
 from support.wasm import NO_REPEATS, TOP_GAP, wat, words
 
@@ -135,7 +138,8 @@ class Fuzzer:
         self._rng = Random(seed)
         self._engine = WasmEngine(LIMITS, VOCAB_SIZE, tokenizer)
         self._seeds = [NO_REPEATS.read_bytes(), TOP_GAP.read_bytes()]
-        self._rows = np.zeros((3, VOCAB_SIZE), np.float32)
+        self._logits, self._row_edits = paddle.zeros([3, VOCAB_SIZE]), row_ops()
+        self._rows: NDArray[np.float32] = np.from_dlpack(self._logits)
         self.report = FuzzReport()
 
     def run(self, count: int) -> FuzzReport:
@@ -176,7 +180,7 @@ class Fuzzer:
         began = time.perf_counter()
         edits = instance.step([self._rng.randrange(VOCAB_SIZE)], self._rows[1] if instance.needs_logits else None)
         self.report.slowest = max(self.report.slowest, time.perf_counter() - began)
-        for fault in put_edits(self._rows, [] if edits is None else [(1, edits)]).values():
+        for fault in put_edits(self._row_edits, self._logits, [] if edits is None else [(1, edits)]).values():
             raise fault
         if (self._rows[::2] != np.arange(VOCAB_SIZE, dtype=np.float32)).any():
             raise SystemExit("a module has changed the row of another request")

@@ -6,21 +6,24 @@ import gc
 from typing import Any
 
 import numpy as np
+import paddle
 import pytest
 from support.wasm import NO_REPEATS, TOP_GAP, VOCAB_SIZE, started, wat, words
 
+from fastdeploy_lp.logits_processor.dialects.wasm import put_edits
 from fastdeploy_lp.logits_processor.testing.loading import standalone_model
-from fastdeploy_lp.logits_processor.wasm.edits import StepEdits, put_edits
+from fastdeploy_lp.logits_processor.wasm.edits import StepEdits
 from fastdeploy_lp.logits_processor.wasm.engine import WasmEngine, wasm_engine
 from fastdeploy_lp.logits_processor.wasm.errors import ModuleFault, ModuleRefusal
 from fastdeploy_lp.logits_processor.wasm.limits import MEBIBYTE, WasmLimits
+from fastdeploy_lp.model_executor.ops.row_selection import row_ops
 
 
 def edited(edits: StepEdits | None, row: np.ndarray[Any, Any] | None = None) -> np.ndarray[Any, Any]:
-    rows = np.zeros((1, VOCAB_SIZE), np.float32) if row is None else row[None].copy()
+    rows = paddle.to_tensor(np.zeros((1, VOCAB_SIZE), np.float32) if row is None else row[None])
     assert edits is not None
-    assert not put_edits(rows, [(0, edits)])
-    return rows[0]
+    assert not put_edits(row_ops(), rows, [(0, edits)])
+    return rows[0].numpy()
 
 
 def test_biases_are_added_also_twice_to_one_token() -> None:
@@ -120,14 +123,30 @@ def test_a_bias_that_is_none_is_a_fault_of_its_row_alone(token: int, bias: str, 
         started(wat(body + words(1, 200, 300))),
         started(wat("(i32.store (i32.const 200) (i32.const 3))" + words(1, 200, 304))),
     )
-    rows = np.zeros((2, VOCAB_SIZE), np.float32)
+    rows = paddle.zeros([2, VOCAB_SIZE])
     first, second = bad.step(()), good.step(())
     assert first is not None
     assert second is not None
-    failed = put_edits(rows, [(0, first), (1, second)])
+    failed = put_edits(row_ops(), rows, [(0, first), (1, second)])
     assert list(failed) == [0]
     assert reason in str(failed[0])
     assert not rows[0].any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_dense_row_is_biased_and_masked_after_it_is_put(dtype: str) -> None:
+    edits = StepEdits(
+        row=np.full(VOCAB_SIZE, 2, np.float32),
+        tokens=np.array([3, 5], np.uint32),
+        values=np.array([1, 4], np.float32),
+        allowed=np.array([0b101000, 0], np.uint32),
+    )
+    logits = paddle.zeros([3, VOCAB_SIZE], dtype)
+    assert not put_edits(row_ops(), logits, [(1, edits)])
+    before, edited, behind = logits.astype("float32").numpy()
+    assert not before.any()
+    assert not behind.any()
+    assert {token: edited[token] for token in np.flatnonzero(np.isfinite(edited))} == {3: 3, 5: 6}
 
 
 def test_a_module_may_refuse_its_parameters() -> None:

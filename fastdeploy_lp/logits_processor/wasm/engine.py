@@ -13,6 +13,7 @@ from fastdeploy_lp.logits_processor.wasm.host import HostFunctions
 from fastdeploy_lp.logits_processor.wasm.interface import REQUIRED, STEPS, require_interface
 from fastdeploy_lp.logits_processor.wasm.limits import MAX_INSTANCES, MEBIBYTE, TICK_SECONDS, WasmLimits
 from fastdeploy_lp.logits_processor.wasm.module import WasmModule
+from fastdeploy_lp.logits_processor.wasm.signatures import ModuleTypes
 
 if TYPE_CHECKING:
     from wasmtime import Config, Engine
@@ -175,16 +176,17 @@ class WasmEngine:
             compiled = Module(self.engine, module.content)
         except WasmtimeError as error:
             raise WasmError(f"is no valid WebAssembly: {_first_line(error)}") from None
-        exports = require_interface(compiled)
+        types = ModuleTypes.of(module.content)
+        require_interface(types)
         try:
             linked = self._linker.instantiate_pre(compiled)
         except WasmtimeError as error:
             raise WasmError(f"cannot be linked: {_first_line(error)}") from None
-        names = {each.name for each in compiled.imports}
+        names = {each.name for each in types.imports}
         if not names.isdisjoint(_READ_VOCABULARY):
             # Takes tens of milliseconds once, which no step should wait for.
             self.host.read_vocabulary()
-        return LinkedModule(linked, exports, num_bytes=len(module.content), uses_host=bool(names))
+        return LinkedModule(linked, frozenset(types.exports), num_bytes=len(module.content), uses_host=bool(names))
 
 
 def _config(limits: WasmLimits) -> Config:

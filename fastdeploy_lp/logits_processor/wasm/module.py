@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -12,13 +11,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from fastdeploy_lp.logits_processor.wasm.binary import MAGIC, custom_sections, with_custom_section
 from fastdeploy_lp.logits_processor.wasm.errors import WasmError
 from fastdeploy_lp.logits_processor.wasm.limits import MAX_MODULE_BYTES
 from fastdeploy_lp.logits_processor.wasm.schema import model_of
 from fastdeploy_lp.request.limits import MAX_REWIND
 
 SUFFIX = ".wasm"
-MAGIC = b"\0asm\x01\0\0\0"
 SECTION = "logits_processor"
 """Custom section with a JSON object: `description`; `parameters`, the JSON Schema of a request's arguments; and
 `max_rewind`, the most tokens that it takes back at once."""
@@ -108,46 +107,6 @@ def require_wasm(content: bytes) -> bytes:
     return content
 
 
-def custom_sections(content: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yields name and content of each custom section; stops at the first section that is damaged."""
-    place = len(MAGIC)
-    while place < len(content):
-        kind = content[place]
-        size, begin = _number(content, place + 1)
-        if size is None or begin + size > len(content):
-            return
-        place = begin + size
-        if kind == 0:
-            length, text = _number(content, begin)
-            if length is None or text + length > place:
-                return
-            yield content[text : text + length].decode("utf-8", "replace"), content[text + length : place]
-
-
 def with_section(content: bytes, about: bytes) -> bytes:
     """Returns a module with a section about itself at its end."""
-    name = SECTION.encode()
-    body = _encoded(len(name)) + name + about
-    return content + b"\0" + _encoded(len(body)) + body
-
-
-def _number(content: bytes, place: int) -> tuple[int | None, int]:
-    """Returns the LEB128 number at this place, None if there is none, and the place after it."""
-    value = 0
-    for shift in range(0, 35, 7):
-        if place >= len(content):
-            break
-        byte = content[place]
-        place += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, place
-    return None, place
-
-
-def _encoded(value: int) -> bytes:
-    found = bytearray()
-    while value >= 0x80:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*found, value])
+    return with_custom_section(content, SECTION, about)

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import wasmtime
 from pydantic import ValidationError
-from support.wasm import BUILT, NO_COMPILER, NO_REPEATS, ROOT, compile_c, wat
+from support.wasm import BUILT, NO_COMPILER, NO_REPEATS, ROOT, TOP_GAP, compile_c, wat
 
 from fastdeploy_lp.logits_processor import LogitsProcessorSpecError, load_processors
 from fastdeploy_lp.logits_processor.token_arguments import VOCAB_SIZE
+from fastdeploy_lp.logits_processor.wasm.binary import custom_sections
 from fastdeploy_lp.logits_processor.wasm.errors import WasmError
-from fastdeploy_lp.logits_processor.wasm.module import WasmModule, custom_sections, with_section
+from fastdeploy_lp.logits_processor.wasm.module import WasmModule, with_section
 from fastdeploy_lp.logits_processor.wasm.schema import model_of
+from fastdeploy_lp.logits_processor.wasm.signatures import ModuleTypes, Signature
 
 MEMORY = '(memory (export "memory") 1)'
 BAD = {
@@ -26,6 +28,13 @@ BAD = {
     '(module (import "wasi_snapshot_preview1" "fd_write" (func)))': r"imports wasi_snapshot_preview1.fd_write, which",
     '(module (import "fastdeploy_lp" "fail" (func)))': r"imports fastdeploy_lp.fail with other types",
     '(module (import "env" "memory" (memory 1)))': r"imports env.memory",
+    '(module (import "fastdeploy_lp" "fail" (memory 1 2)))': r"imports fastdeploy_lp.fail with other types",
+    '(module (import "fastdeploy_lp" "fail" (table 1 2 funcref)))': r"imports fastdeploy_lp.fail with other types",
+    # wasmtime ends the process if it is asked for these types.
+    '(module (import "fastdeploy_lp" "fail" (func (param v128))))': r"imports fastdeploy_lp.fail with other types",
+    '(module (import "fastdeploy_lp" "fail" (global v128)))': r"imports fastdeploy_lp.fail with other types",
+    f'(module {MEMORY} (func (export "lp_alloc") (param v128) (result i32) i32.const 0))': "exports lp_alloc with",
+    '(module (global (export "memory") v128 (v128.const i64x2 0 0)))': "does not export its memory",
     "(module (memory 1) (memory 1))": "is no valid WebAssembly",
     "(module (memory 1 1 shared))": "is no valid WebAssembly",
     "(module (memory i64 1))": "is no valid WebAssembly",
@@ -49,6 +58,28 @@ def test_a_module_has_one_step(tmp_path: Path) -> None:
     both = '(func (export "lp_step_logits") (param i32 i32 i32) (result i32) (i32.const 0))'
     with pytest.raises(LogitsProcessorSpecError, match="it exports both"):
         declared(wat(more=both), tmp_path)
+
+
+def test_vector_types_are_allowed_where_the_server_does_not_look(tmp_path: Path) -> None:
+    vectors = """(func (export "twice") (param v128) (result v128) (i32x4.add (local.get 0) (local.get 0)))
+        (global (export "zero") v128 (v128.const i64x2 0 0))"""
+    assert declared(wat(more=vectors), tmp_path).name == "mine"
+
+
+@pytest.mark.parametrize("path", [NO_REPEATS, TOP_GAP])
+def test_signatures_are_those_that_wasmtime_finds(path: Path) -> None:
+    content = path.read_bytes()
+    found, module = ModuleTypes.of(content), wasmtime.Module(wasmtime.Engine(), content)
+    wanted = {each.name: signature_of(each.type) for each in module.exports}
+    assert {name: each.signature for name, each in found.exports.items()} == wanted
+    imported = [(each.module, each.name, signature_of(each.type)) for each in module.imports]
+    assert [(each.module, each.name, each.signature) for each in found.imports] == imported
+
+
+def signature_of(kind: object) -> Signature | None:
+    if not isinstance(kind, wasmtime.FuncType):
+        return None
+    return Signature(tuple(map(str, kind.params)), tuple(map(str, kind.results)))
 
 
 @pytest.mark.parametrize(

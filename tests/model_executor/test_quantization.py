@@ -156,6 +156,47 @@ def test_special_weights_too(name: str, ops: ctypes.CDLL) -> None:
     np.testing.assert_array_equal(found.view(np.uint32), weight.view(np.uint32))
 
 
+def panel(kind: str) -> FloatArray:
+    """32 rows that this format is the shortest for; zeros have a place in all of them."""
+    random = np.random.default_rng(3)
+    if kind == "zeros":
+        return np.zeros((32, 64), np.float32)
+    if kind.startswith("levels"):
+        low, high = {"levels4": (0, 15), "levels5": (0, 31), "levels8": (-127, 127)}[kind]
+        levels = random.integers(low, high + 1, (32, 64))
+        levels[:, ::32], levels[:, 1::32] = low, high
+        return levels.astype(np.float32) * np.float32(0.25)
+    bits = {"float16": 13, "bfloat16": 16, "float32": 0}[kind]
+    normal = random.standard_normal((32, 64), np.float32)
+    if kind == "bfloat16":
+        normal[:, ::16] *= np.float32(1e-9)
+    return (normal.view(np.uint32) >> bits << bits).view(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "shortest"),
+    [
+        (("zeros", "levels4"), WeightFormat.LEVELS4),
+        (("levels4", "levels5", "zeros"), WeightFormat.LEVELS5),
+        (("levels4", "levels5", "levels8"), WeightFormat.LEVELS8),
+        (("zeros", "bfloat16"), WeightFormat.BFLOAT16),
+        (("levels4", "float16"), WeightFormat.FLOAT16),
+        (("float16", "bfloat16"), WeightFormat.FLOAT32),
+        (("zeros", "levels4", "levels8", "bfloat16", "float32"), WeightFormat.FLOAT32),
+    ],
+)
+def test_the_shortest_format_of_all_panels_is_found_in_whatever_order_they_come(
+    kinds: tuple[str, ...], shortest: WeightFormat, ops: ctypes.CDLL
+) -> None:
+    for order in (kinds, kinds[::-1]):
+        weight = np.concatenate([panel(kind) for kind in order])
+        found, numbers = unpacked(ops, weight, quantized=False)
+        assert found is shortest
+        np.testing.assert_array_equal(numbers, weight)
+        rounded, _ = unpacked(ops, weight)
+        assert rounded is (shortest if shortest >= WeightFormat.LEVELS8 else WeightFormat.LEVELS8)
+
+
 def test_a_group_that_is_not_filled_does_not_depend_on_what_would_have_filled_it() -> None:
     weight = np.random.default_rng(0).uniform(5, 6, (7, 64)).astype(np.float32)
     for features in range(1, 64):

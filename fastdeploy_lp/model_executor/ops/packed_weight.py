@@ -127,16 +127,21 @@ class PackedWeight:
         """Pack rows, each of them a `ROW` of `in_features`; `parts` are matrices to name in errors."""
         address, out_features = rows.ctypes.data_as(ctypes.c_void_p), len(rows)
         fault = FaultStruct()
-        chosen = int(WeightFormat.BFLOAT16)
+        formats = 1 << WeightFormat.BFLOAT16
         if not bfloat16:
-            chosen = ops.fdlp_weight_format(address, in_features, out_features, quantized, ctypes.byref(fault))
+            formats = ops.fdlp_formats(address, in_features, out_features, quantized, ctypes.byref(fault))
             _require_packed(fault, rows, parts)
         ops.fdlp_packed_bytes.restype = ctypes.c_int64
-        data: NDArray[Any] = mapped_zeros(ops.fdlp_packed_bytes(in_features, out_features, chosen), "uint8")
-        target = data.ctypes.data_as(ctypes.c_void_p)
-        ops.fdlp_pack(target, address, in_features, out_features, chosen, ctypes.byref(fault))
-        _require_packed(fault, rows, parts)
-        return cls(WeightFormat(chosen), out_features, data)
+        while True:
+            # Later ones are shorter.
+            chosen = WeightFormat(formats.bit_length() - 1)
+            data: NDArray[Any] = mapped_zeros(ops.fdlp_packed_bytes(in_features, out_features, chosen), "uint8")
+            target = data.ctypes.data_as(ctypes.c_void_p)
+            which = (int(chosen), formats, quantized or bfloat16)
+            formats = ops.fdlp_pack(target, address, in_features, out_features, *which, ctypes.byref(fault))
+            _require_packed(fault, rows, parts)
+            if formats >> chosen & 1:
+                return cls(chosen, out_features, data)
 
 
 def section_structs(parts: Sequence[PackedWeight]) -> ctypes.Array[SectionStruct]:

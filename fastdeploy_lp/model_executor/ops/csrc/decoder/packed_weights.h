@@ -76,7 +76,14 @@ struct Matrix {
     const float* weights;
     int in, out;
 
-    float at(int column, int k) const { return column < out && k < in ? weights[static_cast<int64_t>(column) * in + k] : 0.0f; }
+    // The weights of a column's group, in `room` if it is a partial one, which is padded with zeros.
+    const float* group(int column, int g, float (&room)[kGroup]) const {
+        const float* from = weights + static_cast<int64_t>(column) * in + g * kGroup;
+        const int left = column < out ? in - g * kGroup : 0;
+        if (left >= kGroup) return from;
+        for (int k = 0; k < kGroup; ++k) room[k] = k < left ? from[k] : 0.0f;
+        return room;
+    }
     weight_levels::Group levels(int column, int g) const {
         const int left = in - g * kGroup;
         const float* from = weights + static_cast<int64_t>(column) * in + g * kGroup;
@@ -98,27 +105,37 @@ inline unsigned formats_of(const weight_levels::Group& group) {
     return formats;
 }
 
-// Subset of `formats` that represents the panel's weights exactly.
-inline unsigned exact_formats(const Matrix& m, int panel, unsigned formats) {
-    for (int column = panel * kPanel; column < (panel + 1) * kPanel; ++column)
+// True if the numbers of a group are the same in 16 bits.
+inline bool all_bfloat16(const float* w) {
+    bool same = true;
+    for (int k = 0; k < kGroup; ++k) same &= bfloat16_to_float(float_to_bfloat16(w[k])) == w[k];
+    return same;
+}
+inline bool all_half(const float* w) {
+    bool same = true;
+    for (int k = 0; k < kGroup; ++k) same &= half_to_float(float_to_half(w[k])) == w[k];
+    return same;
+}
+
+// Subset of `formats` that represents the weights of a panel exactly.
+inline unsigned exact_formats(const Matrix& m, unsigned formats) {
+    for (int column = 0; column < kPanel; ++column)
         for (int g = 0; g < groups_of(m.in); ++g) {
             if (formats & kFoundLevels) {
                 const weight_levels::Group group = m.levels(column, g);
                 formats &= ~kFoundLevels | (group.exact ? formats_of(group) : 0);
             }
-            if (formats & (set_of(Format::bfloat16) | set_of(Format::float16)))
-                for (int k = g * kGroup; k < (g + 1) * kGroup; ++k) {
-                    const float w = m.at(column, k);
-                    if (bfloat16_to_float(float_to_bfloat16(w)) != w) formats &= ~set_of(Format::bfloat16);
-                    if (half_to_float(float_to_half(w)) != w) formats &= ~set_of(Format::float16);
-                }
+            float room[kGroup];
+            const float* w = m.group(column, g, room);
+            if (formats & set_of(Format::bfloat16) && !all_bfloat16(w)) formats &= ~set_of(Format::bfloat16);
+            if (formats & set_of(Format::float16) && !all_half(w)) formats &= ~set_of(Format::float16);
         }
     return formats;
 }
 
-// Subset of `formats`, all of levels, that has the panel's levels, rounded or not.
-inline unsigned rounded_formats(const Matrix& m, int panel, unsigned formats) {
-    for (int column = panel * kPanel; column < (panel + 1) * kPanel; ++column)
+// Subset of `formats`, all of levels, that has the levels of a panel, rounded or not.
+inline unsigned rounded_formats(const Matrix& m, unsigned formats) {
+    for (int column = 0; column < kPanel; ++column)
         for (int g = 0; g < groups_of(m.in) && formats != 0; ++g) formats &= formats_of(m.levels(column, g));
     return formats;
 }
@@ -145,26 +162,39 @@ inline void pack_levels(uint8_t* half, Format format, const weight_levels::Group
     scales[lane] = group.scale, scales[kLanes + lane] = group.minimum;
 }
 
-// `packed` is zero at first.
-inline void pack_panel(uint8_t* packed, Format format, const Matrix& m, int panel) {
-    uint8_t* group = packed + panel * panel_bytes(format, m.in);
+// Packs a column's group of numbers at column `i` of a panel's group; false if they are not the same in that format.
+inline bool pack_numbers(uint8_t* group, Format format, const float* w, int i) {
+    if (format == Format::float32) {
+        for (int k = 0; k < kGroup; ++k) reinterpret_cast<float*>(group)[k * kPanel + i] = w[k];
+        return true;
+    }
+    uint16_t halves[kGroup];
+    for (int k = 0; k < kGroup; ++k) halves[k] = format == Format::bfloat16 ? float_to_bfloat16(w[k]) : float_to_half(w[k]);
+    if (format == Format::bfloat16) {
+        uint32_t pairs[kGroup / 2];
+        std::memcpy(pairs, halves, sizeof pairs);
+        for (int pair = 0; pair < kGroup / 2; ++pair) reinterpret_cast<uint32_t*>(group)[pair * kPanel + i] = pairs[pair];
+        return all_bfloat16(w);
+    }
+    for (int k = 0; k < kGroup; ++k) reinterpret_cast<uint16_t*>(group)[k * kPanel + i] = halves[k];
+    return all_half(w);
+}
+
+// Packs a panel, which is zero at first; false at the first group that the format does not hold, exactly unless `rounding`.
+inline bool pack_panel(uint8_t* packed, Format format, const Matrix& m, bool rounding) {
+    uint8_t* group = packed;
+    float room[kGroup];
     for (int g = 0; g < groups_of(m.in); ++g, group += group_bytes(format))
         for (int i = 0; i < kPanel; ++i) {
-            const int column = panel * kPanel + i;
-            if (is_levels(format)) {
-                pack_levels(group + i / kLanes * half_bytes(format), format, m.levels(column, g), i % kLanes);
+            if (!is_levels(format)) {
+                if (!pack_numbers(group, format, m.group(i, g, room), i) && !rounding) return false;
                 continue;
             }
-            for (int k = 0; k < kGroup; ++k) {
-                const float w = m.at(column, g * kGroup + k);
-                if (format == Format::float32)
-                    reinterpret_cast<float*>(group)[k * kPanel + i] = w;
-                else if (format == Format::bfloat16)
-                    reinterpret_cast<uint16_t*>(group)[(k / 2 * kPanel + i) * 2 + k % 2] = float_to_bfloat16(w);
-                else
-                    reinterpret_cast<uint16_t*>(group)[k * kPanel + i] = float_to_half(w);
-            }
+            const weight_levels::Group levels = m.levels(i, g);
+            if (!(formats_of(levels) & set_of(format)) || !(levels.exact || rounding)) return false;
+            pack_levels(group + i / kLanes * half_bytes(format), format, levels, i % kLanes);
         }
+    return true;
 }
 
 // Half a panel's group of levels as products read it: lines `pair` and `pair` + 4, whose levels are 0 … 255, and for each part of the group

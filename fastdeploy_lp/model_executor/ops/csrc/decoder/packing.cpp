@@ -5,42 +5,40 @@
 #include "exports.h"
 
 using packed_weights::Format;
+using packed_weights::Matrix;
 using stored_rows::Fault;
 using stored_rows::PanelReader;
 using stored_rows::Row;
 
-// The format of rows that are all of one type of blocks; else the shortest format that represents weights [out][in] exactly; if
-// `quantized`, the shortest of the level formats, which may round. Reads only as many panels as needed to rule out the other formats.
-// `fault` reports a row that cannot be read or holds NaN or infinity.
-FDLP_EXPORT int fdlp_weight_format(const Row* rows, int in, int out, int quantized, Fault* fault) {
+// The formats of `formats` that hold a panel, at any rate those that hold every one.
+static unsigned narrowed(const Matrix& panel, unsigned formats, bool rounding) {
+    constexpr unsigned kLevels = packed_weights::kFoundLevels;
+    return rounding ? packed_weights::rounded_formats(panel, formats & kLevels) : packed_weights::exact_formats(panel, formats);
+}
+
+// A set of formats for rows [out][in], of which `fdlp_pack` finds the shortest one that holds them: that of their blocks, if all are of one
+// type; else those that hold the first panel, with `quantized` formats of levels, which may round.
+FDLP_EXPORT unsigned fdlp_formats(const Row* rows, int in, int out, int quantized, Fault* fault) {
     *fault = {Fault::none, 0};
-    const int of_blocks = with_block(
-        stored_rows::common_element(rows, out), [](auto block) { return static_cast<int>(decltype(block)::kFormat); }, [] { return -1; });
-    if (of_blocks >= 0) return of_blocks;
-    // Formats still to try: the longest one is always possible.
-    const Format longest = quantized ? Format::levels8 : Format::float32;
-    const unsigned levels = packed_weights::kFoundLevels, all = (1u << packed_weights::kFoundFormats) - 1;
-    std::atomic<unsigned> left{(quantized ? levels : all) & ~packed_weights::set_of(longest)};
-    const auto skip = [&](int) { return left.load(std::memory_order_relaxed) == 0; };
-    *fault = stored_rows::each_panel(rows, in, out, skip, [&](int panel, PanelReader& reader, Fault* found) {
-        const packed_weights::Matrix matrix = reader.read(panel, found);
-        if (found->reason != Fault::none) return;
-        const auto narrowed = quantized ? packed_weights::rounded_formats : packed_weights::exact_formats;
-        left &= narrowed(matrix, 0, left.load(std::memory_order_relaxed));
-    });
-    const unsigned found = left | packed_weights::set_of(longest);
-    int shortest = 0;
-    for (int format = 0; format < packed_weights::kFoundFormats; ++format)
-        if (found & (1u << format)) shortest = format;
-    return shortest;
+    const unsigned of_blocks = with_block(
+        stored_rows::common_element(rows, out), [](auto block) { return packed_weights::set_of(decltype(block)::kFormat); },
+        [] { return 0u; });
+    if (of_blocks != 0) return of_blocks;
+    PanelReader reader(rows, in, out);
+    const Matrix first = reader.read(0, fault);
+    return fault->reason == Fault::none ? narrowed(first, (1u << packed_weights::kFoundFormats) - 1, quantized) : 0;
 }
 
 FDLP_EXPORT int64_t fdlp_packed_bytes(int in, int out, Format format) {
     return packed_weights::panels_of(out) * packed_weights::panel_bytes(format, in);
 }
 
-// weights [out][in] → packed; `packed` is zero at first and has fdlp_packed_bytes bytes.
-FDLP_EXPORT void fdlp_pack(uint8_t* packed, const Row* rows, int in, int out, Format format, Fault* fault) {
+// weights [out][in] → packed, which is zero at first and has fdlp_packed_bytes bytes. Returns `formats` without those that do not hold the
+// weights, exactly unless `rounding`: if `format` is still among them, all is packed.
+FDLP_EXPORT unsigned fdlp_pack(uint8_t* packed, const Row* rows, int in, int out, Format format, unsigned formats, int rounding,
+                               Fault* fault) {
+    std::atomic<unsigned> left{formats};
+    const auto skip = [&](int) { return !(left.load(std::memory_order_relaxed) & packed_weights::set_of(format)); };
     const auto pack = [&](int panel, PanelReader& reader, Fault* found) {
         uint8_t* to = packed + panel * packed_weights::panel_bytes(format, in);
         if (packed_weights::has_header(format)) {
@@ -49,10 +47,12 @@ FDLP_EXPORT void fdlp_pack(uint8_t* packed, const Row* rows, int in, int out, Fo
             });
             return;
         }
-        const packed_weights::Matrix matrix = reader.read(panel, found);
-        if (found->reason == Fault::none) packed_weights::pack_panel(to, format, matrix, 0);
+        const Matrix matrix = reader.read(panel, found);
+        if (found->reason == Fault::none && !packed_weights::pack_panel(to, format, matrix, rounding))
+            left &= narrowed(matrix, formats & ~packed_weights::set_of(format), rounding);
     };
-    *fault = stored_rows::each_panel(rows, in, out, [](int) { return false; }, pack);
+    *fault = stored_rows::each_panel(rows, in, out, skip, pack);
+    return left;
 }
 
 // Dequantizes row `row` of a packed matrix to floats [in].

@@ -148,12 +148,16 @@ class PanelReader {
             std::memset(to, 0, numbers * sizeof(float));
             return;
         }
-        const uint8_t* stored = read_stored(first, count, fault);
-        with_block(
-            row.element,
-            // Rows are whole blocks, so that several of them are like a long one.
-            [&](auto block) { gguf_blocks::expand<decltype(block)>(to, stored, static_cast<int>(numbers)); },
-            [&] { widen(to, stored, numbers, row.element); });
+        if (row.element == Element::float32 && row.file != kMemory) {
+            if (!read_all(row.file, to, numbers * static_cast<int64_t>(sizeof(float)), row.at)) *fault = {Fault::unreadable, first};
+        } else {
+            const uint8_t* stored = read_stored(first, count, fault);
+            with_block(
+                row.element,
+                // Rows are whole blocks, so that several of them are like a long one.
+                [&](auto block) { gguf_blocks::expand<decltype(block)>(to, stored, static_cast<int>(numbers)); },
+                [&] { widen(to, stored, numbers, row.element); });
+        }
         if (row.file == kMemory) return;
         for (int i = 0; i < count && fault->reason == Fault::none; ++i)
             if (!all_finite(to + static_cast<int64_t>(i) * in_, in_)) *fault = {Fault::not_finite, first + i};

@@ -111,6 +111,15 @@ def asked(draw: st.DrawFn) -> Asked:
     )
 
 
+def test_results_are_in_the_chains_order_whoever_came_first() -> None:
+    engine = tiny_engine([*ARGS], max_num_seqs=6)
+    args = {BIAS: {"logit_bias": {7: 1.0}}, ALLOWED: {"allowed_token_ids": [7, 8]}}
+    params = {"max_tokens": 1}
+    run(engine, [Asked([1], {ALLOWED: args[ALLOWED]}, (ALLOWED,), params).request("first")])
+    found = run(engine, [Asked([1], args, (ALLOWED, BIAS), params).request("second")])
+    assert [list(step) for step in found["second"].shadows] == [[BIAS, ALLOWED]]
+
+
 @settings(max_examples=25)
 @given(st.lists(asked(), min_size=1, max_size=4))
 def test_a_shadow_tells_the_token_that_there_would_be(engine: EngineCore, batch: list[Asked]) -> None:

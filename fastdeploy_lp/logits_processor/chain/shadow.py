@@ -266,6 +266,9 @@ class ShadowChain:
         if name not in self._shadows:
             made = entry or self.new_entry(name)
             self._shadows[name] = _Shadow(made, ChainGroup([made]), self._stats[name].shadow)
+            # In the chain's order: the order of first requests would show in the results of others.
+            places = {each: place for place, each in enumerate(self._declared)}
+            self._shadows = dict(sorted(self._shadows.items(), key=lambda item: places.get(item[0], len(places))))
         return self._shadows[name].entry
 
     def could_not_build(self, name: str, error: BaseException) -> None:

@@ -167,7 +167,7 @@ def test_the_trace_shows_the_stages() -> None:
     traced = {"max_tokens": 2, "logits_processors_trace": TraceParams(max_tokens=1), "selection": selection}
     engine.add(request("r", PROMPT, temperature=0.9, seed=1, top_k=4, **traced))
     engine.add(request("greedy", PROMPT, **traced))
-    engine.finish_preparing()
+    assert engine.finish_preparing() == []
     steps: dict[str, Any] = {}
     while engine.has_work:
         for step in engine.step().steps:
@@ -196,7 +196,7 @@ def test_a_traced_request_of_a_chain_without_stages_runs_beside_one_with_them() 
     traced = {"max_tokens": 2, "logits_processors_trace": TraceParams()}
     for name, selection in (("apart", apart), ("stages", with_stages)):
         engine.add(request(name, PROMPT, selection=selection, **traced))
-    engine.finish_preparing()
+    assert engine.finish_preparing() == []
     statuses: dict[str, list[str]] = {"apart": [], "stages": []}
     while engine.has_work:
         for step in engine.step().steps:

@@ -15,6 +15,7 @@ from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, r
 from fastdeploy_lp.entrypoints.openai.errors import describe
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, Pieces
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
+from fastdeploy_lp.entrypoints.openai.openapi import failures
 from fastdeploy_lp.entrypoints.openai.protocol.anthropic.answer import (
     MessageResponse,
     MessageUsage,
@@ -137,8 +138,8 @@ def messages_routes(
     engine: Engine, turns: EncodingTurns, watch: StreamWatch, route_class: type[APIRoute] = APIRoute
 ) -> APIRouter:
     """Returns the routes of the Messages API."""
-    statuses = (400, 401, 404, 408, 413, 429, CLIENT_CLOSED_REQUEST, 500, 503)
-    router = APIRouter(responses={each: {"model": MessagesError} for each in statuses}, route_class=route_class)
+    responses = failures(400, 404, 408, 413, 429, CLIENT_CLOSED_REQUEST, 503, body=MessagesError)
+    router = APIRouter(responses=responses, route_class=route_class)
     serving = ServingMessages(engine)
 
     @router.post("/v1/messages", response_model=MessageResponse)

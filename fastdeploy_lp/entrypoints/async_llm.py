@@ -197,7 +197,7 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         engine, params = self._require_engine(), sampling_params or SamplingParams()
         with self._named(request_id) as running:
-            request = EngineRequest(running.unique_id, prompt, await engine.settle(params, prompt))
+            request = EngineRequest(running.unique_id, prompt, await engine.preparation.settle(params, prompt))
             wakes = params.output_kind is not RequestOutputKind.FINAL_ONLY
             (generation,) = await engine.generate([request], stream=wakes)
             running.begin(generation)

@@ -277,7 +277,7 @@ class LLM:
         # Several at a time: a processor may take long to prepare a request.
         for begin in range(0, len(pairs), SETTLED_AT_ONCE):
             part = pairs[begin : begin + SETTLED_AT_ONCE]
-            settled += await _all_or_none([self._engine.settle(each, prompt) for prompt, each in part])
+            settled += await _all_or_none([self._engine.preparation.settle(each, prompt) for prompt, each in part])
         return settled
 
     async def _generate_all(

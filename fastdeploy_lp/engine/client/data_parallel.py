@@ -18,14 +18,11 @@ from fastdeploy_lp.engine.client.request_log import RequestLog
 from fastdeploy_lp.engine.client.routing import Router
 from fastdeploy_lp.engine.client.worker_handle import WorkerHandle
 from fastdeploy_lp.engine.errors import EngineRestartingError, ProcessorUnavailableError, QueueFullError
-from fastdeploy_lp.engine.helpers.host_threads import Run, run_here
 from fastdeploy_lp.engine.metrics import MetricsOfAll
-from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, Prompt, Settled
+from fastdeploy_lp.engine.prepare.input_processor import EngineRequest
 from fastdeploy_lp.engine.prepare.preparation import RequestPreparation
 from fastdeploy_lp.logits_processor import DeclaredProcessor, Selection
-from fastdeploy_lp.logits_processor.arguments.imposed import NOTHING_IMPOSED, Imposed
 from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
-from fastdeploy_lp.request.sampling_params import SamplingParams
 
 
 class WorkerChoice:
@@ -118,8 +115,7 @@ class DataParallelClient:
     ) -> None:
         size = fd_config.parallel_config.data_parallel_size
         self.fd_config = fd_config
-        preparation = RequestPreparation(fd_config, declared)
-        self._preparation = preparation
+        self.preparation = preparation = RequestPreparation(fd_config, declared)
         self.tokenizer = preparation.tokenizer
         self.message_parsers = preparation.message_parsers
         self.inputs = preparation.inputs
@@ -197,21 +193,6 @@ class DataParallelClient:
             if each.is_ready:
                 return
         raise EngineRestartingError("all workers are being started again; requests wait for them")
-
-    async def settle(self, params: SamplingParams, prompt: Prompt, client: str = "") -> Settled:
-        """Result of `inputs.settle`, with its grammar checked; raises as `RequestPreparation.settle` does."""
-        return await self._preparation.settle(params, prompt, client)
-
-    async def settle_each(
-        self,
-        params: SamplingParams,
-        prompts: Sequence[Prompt],
-        client: str = "",
-        inside: Run = run_here,
-        imposed: Imposed = NOTHING_IMPOSED,
-    ) -> list[Settled]:
-        """The same for all prompts of a request; the request is checked once."""
-        return await self._preparation.settle_each(params, prompts, client, inside, imposed)
 
     def require_room(self, count: int, client: str) -> None:
         """Raises as `require_alive` does, and QueueFullError when no worker has room for a single sequence.

@@ -13,13 +13,12 @@ from fastdeploy_lp.engine.client.generation import Generation
 from fastdeploy_lp.engine.client.pooling import Pooling
 from fastdeploy_lp.engine.client.processor_states import ProcessorStates
 from fastdeploy_lp.engine.client.request_log import RequestLog
-from fastdeploy_lp.engine.helpers.host_threads import HostThreads, Run, run_here
+from fastdeploy_lp.engine.helpers.host_threads import HostThreads
 from fastdeploy_lp.engine.helpers.template_sandbox import TemplateSandbox
 from fastdeploy_lp.engine.message_parser import MessageParsers
-from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, InputProcessor, Prompt, Settled
+from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, InputProcessor
+from fastdeploy_lp.engine.prepare.preparation import RequestPreparation
 from fastdeploy_lp.engine.tokenizer import Tokenizer
-from fastdeploy_lp.logits_processor.arguments.imposed import NOTHING_IMPOSED, Imposed
-from fastdeploy_lp.request.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,7 @@ class Engine(Protocol):
     """Takes requests and returns deltas; used from one event loop."""
 
     fd_config: FDConfig
+    preparation: RequestPreparation
     tokenizer: Tokenizer
     message_parsers: MessageParsers
     inputs: InputProcessor
@@ -74,25 +74,6 @@ class Engine(Protocol):
 
     def require_ready(self) -> None:
         """Raises as `require_alive` does, and EngineRestartingError while no worker is ready."""
-
-    async def settle(self, params: SamplingParams, prompt: Prompt, client: str = "") -> Settled:
-        """Returns the result of `inputs.settle`, with its grammar checked.
-
-        Clients take turns at compiling grammars. Raises InvalidRequestError, ProcessorUnavailableError, QueueFullError.
-        """
-
-    async def settle_each(
-        self,
-        params: SamplingParams,
-        prompts: Sequence[Prompt],
-        client: str = "",
-        inside: Run = run_here,
-        imposed: Imposed = NOTHING_IMPOSED,
-    ) -> list[Settled]:
-        """The same for all prompts of a request; it is checked once, and `inside` runs the steps of the check.
-
-        imposed: the processors that the operator sets or withholds.
-        """
 
     def require_room(self, count: int, client: str) -> None:
         """Raises as `require_alive` does, and QueueFullError unless `count` more sequences fit."""

@@ -16,17 +16,14 @@ from fastdeploy_lp.engine.client.processor_states import ProcessorStates
 from fastdeploy_lp.engine.client.request_log import RequestLog
 from fastdeploy_lp.engine.client.worker_handle import WorkerHandle
 from fastdeploy_lp.engine.errors import EngineRestartingError
-from fastdeploy_lp.engine.helpers.host_threads import Run, run_here
 from fastdeploy_lp.engine.metrics import PrometheusStatLogger, ReliabilityMetrics
-from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, Prompt, Settled
+from fastdeploy_lp.engine.prepare.input_processor import EngineRequest
 from fastdeploy_lp.engine.prepare.preparation import RequestPreparation
 from fastdeploy_lp.engine.request_spans import SpanStatLogger
 from fastdeploy_lp.engine.stat_loggers import LoggingStatLogger, StatLoggers
 from fastdeploy_lp.logits_processor import DeclaredProcessor
-from fastdeploy_lp.logits_processor.arguments.imposed import NOTHING_IMPOSED, Imposed
 from fastdeploy_lp.messages import ToWorker
 from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
-from fastdeploy_lp.request.sampling_params import SamplingParams
 
 
 class EngineClient:
@@ -49,8 +46,7 @@ class EngineClient:
         preparation: RequestPreparation | None = None,
     ) -> None:
         self.fd_config = fd_config
-        preparation = preparation or RequestPreparation(fd_config, declared)
-        self._preparation = preparation
+        self.preparation = preparation = preparation or RequestPreparation(fd_config, declared)
         self.tokenizer = preparation.tokenizer
         self.message_parsers = preparation.message_parsers
         self.inputs = preparation.inputs
@@ -84,7 +80,7 @@ class EngineClient:
     async def start(self) -> None:
         """Starts the worker and waits until it is ready; raises EngineStartError."""
         await self._worker.start()
-        self._preparation.start()
+        self.preparation.start()
         self._requests.admission.start()
         self._stats.loggers.log_engine_initialized()
         self._stats.loggers.start(self.fd_config.observability_config.log_stats_interval)
@@ -141,21 +137,6 @@ class EngineClient:
         """The worker's process id."""
         return self._worker.pid
 
-    async def settle(self, params: SamplingParams, prompt: Prompt, client: str = "") -> Settled:
-        """Result of `inputs.settle`, with its grammar checked; raises as `RequestPreparation.settle` does."""
-        return await self._preparation.settle(params, prompt, client)
-
-    async def settle_each(
-        self,
-        params: SamplingParams,
-        prompts: Sequence[Prompt],
-        client: str = "",
-        inside: Run = run_here,
-        imposed: Imposed = NOTHING_IMPOSED,
-    ) -> list[Settled]:
-        """The same for all prompts of a request; the request is checked once."""
-        return await self._preparation.settle_each(params, prompts, client, inside, imposed)
-
     async def generate(
         self, requests: Sequence[EngineRequest], *, stream: bool = False, bounded: bool = True
     ) -> list[Generation]:
@@ -191,7 +172,7 @@ class EngineClient:
         self.end_requests("the server is shutting down")
         await self._worker.stop_supervising()
         await self._stats.loggers.stop()
-        await self._preparation.close()
+        await self.preparation.close()
         await self._worker.stop()
 
     def _send(self, message: ToWorker) -> None:

@@ -68,7 +68,7 @@ class Settled:
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """A prompt to be continued or pooled, with parameters settled by `Engine.settle` or `inputs.settle_pooling`.
+    """A prompt to continue or pool, with settled parameters: `RequestPreparation.settle`, `inputs.settle_pooling`.
 
     client: the client's name, for fair scheduling. deadline: on the monotonic clock, None for none.
     """

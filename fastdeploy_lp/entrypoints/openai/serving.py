@@ -131,7 +131,7 @@ class Serving:
             # The default of text completions, which the client did not ask for.
             params.max_tokens = min(params.max_tokens, imposed.max_tokens)
         try:
-            return await self.engine.settle_each(params, prompts, caller.client, inside, imposed)
+            return await self.engine.preparation.settle_each(params, prompts, caller.client, inside, imposed)
         except InvalidRequestError as error:
             raise _as_sent(error, request) from None
 

@@ -32,7 +32,7 @@ class EngineBackend:
         """Runs the request again and returns its outputs; raises ReplayError, or EngineDeadError without a worker."""
         try:
             prompt = self._engine.inputs.prompt(request.prompt_token_ids)
-            settled = await self._engine.settle(request.params, prompt)
+            settled = await self._engine.preparation.settle(request.params, prompt)
             admitted = EngineRequest(f"replay-{request.request_id}", prompt, settled)
             (generation,) = await self._engine.generate([admitted], bounded=False)
             result = await generation.result()

@@ -82,7 +82,7 @@ class Running:
 
     async def ask(self, request_id: str, **params: Any) -> Any:
         prompt = Prompt([1, 2], None)
-        settled = await self.client.settle(SamplingParams(max_tokens=5, **params), prompt)
+        settled = await self.client.preparation.settle(SamplingParams(max_tokens=5, **params), prompt)
         (generation,) = await self.client.generate([EngineRequest(request_id, prompt, settled)])
         return generation
 

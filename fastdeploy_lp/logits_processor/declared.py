@@ -162,9 +162,8 @@ class DeclaredProcessor:
         """True if the check of a request may run an author's code, in `Params` or a method."""
         if self.source == "builtin":
             return False
-        asks = type(self.dialect).validate is not Dialect.validate
         in_params = self.params_model is not None and runs_authors_code(self.params_model)
-        return asks or in_params or _overrides_check(self.dialect.class_of(self.found))
+        return self.dialect.tries_instances or in_params or _overrides_check(self.dialect.class_of(self.found))
 
     @property
     def description(self) -> str:

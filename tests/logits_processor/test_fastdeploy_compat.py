@@ -80,6 +80,20 @@ def test_both_counts_of_rows_mean_the_same_rows(written: Path) -> None:
         assert found[name].token_ids == expected, name
 
 
+def test_a_class_without_a_check_of_its_own_needs_no_process_for_checks(written: Path) -> None:
+    (written / "checking.py").write_text("""
+from written import CountsRows
+
+
+class Checks(CountsRows):
+    @staticmethod
+    def validate_params(sampling_params):
+        pass
+""")
+    plain, checking = load_processors(["written:CountsRows", "checking:Checks"])
+    assert (plain.checks_with_own_code, checking.checks_with_own_code) == (False, True)
+
+
 def test_fields_answer_what_paddle_code_asks_of_them(written: Path) -> None:
     engine = engine_with("written:Asks")
     requests = [request(f"r{index}", [index + 1, 3], max_tokens=2 + index) for index in range(3)]

@@ -46,6 +46,9 @@ class Dialect(ABC):
     may_draw: ClassVar[bool] = False
     """True if its processors may have the stage "draw"."""
 
+    tries_instances: ClassVar[bool] = False
+    """True if `validate` makes an instance for the request: an author's code runs without a `validate_params`."""
+
     bounds_memory: ClassVar[bool] = False
     """True if the dialect itself bounds the memory of its processors, so that the chain need not watch it."""
 

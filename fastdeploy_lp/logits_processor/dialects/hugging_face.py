@@ -41,6 +41,7 @@ class TorchRowDialect(Dialect):
     """Base of dialects that call a torch processor on one request's row, one instance per request that names it."""
 
     by_name_only = True
+    tries_instances = True
 
     def params_model(self, found: Any) -> type[BaseModel] | None:
         """Returns the model of the constructor parameters that a request can give; None if it takes any."""

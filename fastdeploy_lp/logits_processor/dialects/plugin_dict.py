@@ -31,6 +31,7 @@ class PluginDictDialect(Dialect):
 
     name = "plugin-dict"
     by_name_only = True
+    tries_instances = True
 
     def recognizes(self, found: Any) -> bool:
         """Returns True for dicts."""

@@ -46,6 +46,7 @@ class WasmDialect(Dialect):
 
     name = "wasm"
     by_name_only = True
+    tries_instances = True
     bounds_memory = True
 
     def recognizes(self, found: Any) -> bool:

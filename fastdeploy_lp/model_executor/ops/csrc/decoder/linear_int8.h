@@ -22,9 +22,9 @@ using packed_weights::groups_of;
 #define FDLP_NIBBLES
 #endif
 
-// Rows per pass over a panel: as many as fit their sums in 32 registers, or in 16 with two sums each (`add_lines`).
+// Rows per pass over a panel: as many as fit their sums in 32 registers; without those, as share the unpacked levels of a group.
 #if defined(FDLP_NIBBLES)
-constexpr int max_tile(int digits) { return digits == 1 ? 6 : 3; }
+constexpr int max_tile(int digits) { return digits == 1 ? 8 : 4; }
 #else
 constexpr int max_tile(int digits) { return digits == 1 ? 6 : 4; }
 #endif
@@ -107,40 +107,58 @@ static inline void add_group(Floats* out, const Ints* acc, Floats scales, Floats
 #if defined(FDLP_NIBBLES)
 constexpr int kColumns = kLanes / 2;
 
-// Σ of levels [8 columns][k] * a [k] over the 4 k of each of `count` lines, for every row and digit: exact integers. `stride` is the bytes
-// from one row of activations to the next one.
-//
-// Products of the low and of the high 4 bits of levels are added in 16 bits: of at most 8 lines, 8 * 2 * 15 * 128 is below 2^15.
-template <int Rows, int Digits, int Bits>
-inline void add_lines(const uint8_t* lines, int count, const int8_t* a, int64_t stride, __m256i (*acc)[Digits]) {
-    const __m256i digit = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1), sixteens = _mm256_set1_epi16(16);
-    __m256i low[Rows][Digits], high[Rows][Digits];
-#pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r)
+// Rows, and vectors of columns, whose sums are in registers together: levels of more than 4 bits have two sums.
+constexpr int max_rows(int bits, int digits) { return bits == 4 ? 4 / digits : digits == 1 ? 3 : 2; }
+constexpr int vectors_of(int bits, int rows) { return bits == 4 || rows == 1 ? 2 : 1; }
+
+// Sums of products of levels [8 columns][4 k] with a [4 k] for every row, digit and vector of columns, in 16 bits.
+template <int Rows, int Digits, int Vectors, int Bits>
+struct LineSums {
+    static constexpr int kSums = Bits > 4 ? 2 : 1;
+    __m256i of[Vectors][Rows][Digits][kSums] = {};
+
+    // `stride` is the bytes from one row of activations to the next one.
+    void add(const uint8_t* line, const int8_t* a, int64_t stride) {
+        const __m256i digit = _mm256_set1_epi8(15);
+        __m256i nibbles[Vectors][kSums];
 #pragma GCC unroll 2
-        for (int d = 0; d < Digits; ++d) low[r][d] = high[r][d] = _mm256_setzero_si256();
-    for (int line = 0; line < count; ++line) {
-        const __m256i levels = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lines + line * packed_weights::kLine));
-        const __m256i lows = Bits > 4 ? _mm256_and_si256(levels, digit) : levels;
-        const __m256i highs = _mm256_and_si256(_mm256_srli_epi16(levels, 4), digit);
+        for (int v = 0; v < Vectors; ++v) {
+            const __m256i levels = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + v * 4 * kColumns));
+            nibbles[v][0] = Bits > 4 ? _mm256_and_si256(levels, digit) : levels;
+            if (Bits > 4) nibbles[v][kSums - 1] = _mm256_and_si256(_mm256_srli_epi16(levels, 4), digit);
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 2
             for (int d = 0; d < Digits; ++d) {
                 int32_t four;
-                std::memcpy(&four, a + r * stride + d * kGroup + line * 4, sizeof four);
+                std::memcpy(&four, a + r * stride + d * kGroup, sizeof four);
                 const __m256i factors = _mm256_set1_epi32(four);
-                low[r][d] = _mm256_add_epi16(low[r][d], _mm256_maddubs_epi16(lows, factors));
-                if (Bits > 4) high[r][d] = _mm256_add_epi16(high[r][d], _mm256_maddubs_epi16(highs, factors));
+#pragma GCC unroll 2
+                for (int v = 0; v < Vectors; ++v)
+#pragma GCC unroll 2
+                    for (int s = 0; s < kSums; ++s)
+                        of[v][r][d][s] = _mm256_add_epi16(of[v][r][d][s], _mm256_maddubs_epi16(nibbles[v][s], factors));
             }
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 2
-        for (int d = 0; d < Digits; ++d) {
-            acc[r][d] = _mm256_madd_epi16(low[r][d], ones);
-            if (Bits > 4) acc[r][d] = _mm256_add_epi32(acc[r][d], _mm256_madd_epi16(high[r][d], sixteens));
-        }
+
+    __m256i total(int v, int r, int d) const {
+        const __m256i low = _mm256_madd_epi16(of[v][r][d][0], _mm256_set1_epi16(1));
+        return Bits > 4 ? _mm256_add_epi32(low, _mm256_madd_epi16(of[v][r][d][kSums - 1], _mm256_set1_epi16(16))) : low;
+    }
+};
+
+// Adds `count` lines. Products of the low and of the high 4 bits of levels are added in 16 bits: of at most 8 lines, 8 * 2 * 15 * 128 is
+// below 2^15.
+template <int Rows, int Digits, int Vectors, int Bits>
+inline void add_lines(LineSums<Rows, Digits, Vectors, Bits>* sums, const uint8_t* lines, int count, const int8_t* a, int64_t stride) {
+    if (Rows == 1) {
+        for (int line = 0; line < count; ++line) sums->add(lines + line * packed_weights::kLine, a + line * 4, stride);
+        return;
+    }
+    // Of a loop that is unrolled, GCC keeps the factors of all lines, for which there are no registers.
+#pragma GCC unroll 1
+    for (int line = 0; line < count; ++line) sums->add(lines + line * packed_weights::kLine, a + line * 4, stride);
 }
 
 // As `add_group` of 16 columns. Multiply-adds are spelled out: GCC would choose others for one row than for several.
@@ -151,15 +169,50 @@ static inline void add_group(__m256* out, const __m256i* acc, __m256 scales, __m
     if (has_minima) *out = _mm256_fmadd_ps(minima, _mm256_set1_ps(total), *out);
 }
 
-// One panel for `Rows` rows: sums[row] holds its 32 columns. `groups` is also the stride of scale and total. `prefetcher` prefetches memory
-// that is needed later, a little with each group.
+// A part of a group of half a panel, its lines unpacked, with the scales and minima of its two vectors of columns.
+struct HalfPart {
+    const uint8_t* lines;
+    int group, part;
+    __m256 scales[2], minima[2];
+};
+
+// Adds it to `out` [row][vector] for the rows from `first` on. `groups` is also the stride of scale and total.
+template <int Rows, int Digits, packed_weights::Format format>
+inline void add_part(const Activations& x, int groups, int first, const HalfPart& from, __m256 (*out)[2]) {
+    constexpr int kStep = Digits * kGroup, kLines = packed_weights::kLines / packed_weights::parts_of(format);
+    constexpr int kCenter = packed_weights::center_of(format), kBits = packed_weights::bits_of(format), kVectors = vectors_of(kBits, Rows);
+    const int64_t stride = static_cast<int64_t>(groups) * kStep;
+    const int8_t* a = x.q + first * stride + static_cast<int64_t>(from.group) * kStep + from.part * kLines * 4;
+#pragma GCC unroll 2
+    for (int vector = 0; vector < 2; vector += kVectors) {
+        LineSums<Rows, Digits, kVectors, kBits> sums;
+        add_lines(&sums, from.lines + vector * 4 * kColumns, kLines, a, stride);
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r) {
+            const int at = (first + r) * groups + from.group;
+#pragma GCC unroll 2
+            for (int v = 0; v < kVectors; ++v) {
+                __m256i acc[Digits];
+#pragma GCC unroll 2
+                for (int d = 0; d < Digits; ++d) acc[d] = sums.total(v, r, d);
+                if (kCenter > 0)
+                    acc[Digits - 1] = _mm256_sub_epi32(acc[Digits - 1], _mm256_set1_epi32(kCenter * x.sums[at * 2 + from.part]));
+                add_group<Digits, kCenter == 0>(&out[first + r][vector + v], acc, from.scales[vector + v], from.minima[vector + v],
+                                                x.scale[at], x.total[at]);
+            }
+        }
+    }
+}
+
+// One panel for `Rows` rows: sums[row] holds its 32 columns. `prefetcher` prefetches memory that is needed later, a little with each group.
 template <int Rows, int Digits, packed_weights::Format format, class Prefetcher>
 inline void multiply(const Activations& x, int groups, const uint8_t* panel, Prefetcher& prefetcher, Floats (*sums)[2]) {
-    constexpr int kStep = Digits * kGroup, kShare = packed_weights::group_share(format), kParts = packed_weights::parts_of(format);
-    constexpr int kCenter = packed_weights::center_of(format), kLinesOfPart = packed_weights::kLines / kParts;
-    const int64_t stride = static_cast<int64_t>(groups) * kStep;
+    constexpr int kShare = packed_weights::group_share(format), kParts = packed_weights::parts_of(format);
+    constexpr int kLinesOfPart = packed_weights::kLines / kParts, kMost = max_rows(packed_weights::bits_of(format), Digits);
+    // Rows in parts of equal height, the last one lower.
+    constexpr int kCount = (Rows + kMost - 1) / kMost, kRows = (Rows + kCount - 1) / kCount, kLast = Rows % kRows;
     alignas(64) uint8_t room[packed_weights::kLines * packed_weights::kLine];
-    __m256 out[4][Rows] = {};
+    __m256 out[2][Rows][2] = {};
     for (int g = 0; g < groups; ++g) {
         prefetcher.ask(panel + static_cast<int64_t>(g + kGroupsAhead) * kShare, kShare);
         const auto group = packed_weights::PanelGroup<format>::of(panel, g);
@@ -167,31 +220,24 @@ inline void multiply(const Activations& x, int groups, const uint8_t* panel, Pre
         for (int half = 0; half < 2; ++half) {
             const packed_weights::HalfGroup<format> from = group.half(half);
             const uint8_t* lines = from.all_lines(room);
+            // Otherwise GCC unrolls `add_lines` after all, to take the lines from registers.
+            if (Rows > 1) asm("" : "+r"(lines) : : "memory");
             for (int part = 0; part < kParts; ++part) {
-                const Floats all_scales = from.scales(part), all_minima = from.minima(part);
-                const __m256 scales[2] = {half_of(all_scales, 0), half_of(all_scales, 1)};
-                const __m256 minima[2] = {half_of(all_minima, 0), half_of(all_minima, 1)};
-                const int8_t* a = x.q + static_cast<int64_t>(g) * kStep + part * kLinesOfPart * 4;
-#pragma GCC unroll 2
-                for (int i = 0; i < 2; ++i) {
-                    __m256i acc[Rows][Digits];
-                    const uint8_t* of_part = lines + part * kLinesOfPart * packed_weights::kLine + i * 4 * kColumns;
-                    add_lines<Rows, Digits, packed_weights::bits_of(format)>(of_part, kLinesOfPart, a, stride, acc);
-#pragma GCC unroll 8
-                    for (int r = 0; r < Rows; ++r) {
-                        if (kCenter > 0) {
-                            const __m256i center = _mm256_set1_epi32(kCenter * x.sums[(r * groups + g) * 2 + part]);
-                            acc[r][Digits - 1] = _mm256_sub_epi32(acc[r][Digits - 1], center);
-                        }
-                        add_group<Digits, kCenter == 0>(&out[2 * half + i][r], acc[r], scales[i], minima[i], x.scale[r * groups + g],
-                                                        x.total[r * groups + g]);
-                    }
-                }
+                const Floats scales = from.scales(part), minima = from.minima(part);
+                const HalfPart now{lines + part * kLinesOfPart * packed_weights::kLine,
+                                   g,
+                                   part,
+                                   {half_of(scales, 0), half_of(scales, 1)},
+                                   {half_of(minima, 0), half_of(minima, 1)}};
+#pragma GCC unroll 1
+                for (int first = 0; first + kRows <= Rows; first += kRows)
+                    add_part<kRows, Digits, format>(x, groups, first, now, out[half]);
+                if constexpr (kLast > 0) add_part<kLast, Digits, format>(x, groups, Rows - kLast, now, out[half]);
             }
         }
     }
     for (int r = 0; r < Rows; ++r)
-        for (int half = 0; half < 2; ++half) sums[r][half] = joined(out[2 * half][r], out[2 * half + 1][r]);
+        for (int half = 0; half < 2; ++half) sums[r][half] = joined(out[half][r][0], out[half][r][1]);
 }
 #else
 // acc + Σ over 4 consecutive k of q [16][4] * a [4].

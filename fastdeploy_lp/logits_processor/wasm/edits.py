@@ -137,7 +137,7 @@ class Biases:
 def without_faults(
     edits: list[tuple[int, StepEdits]], vocab_size: int
 ) -> tuple[list[tuple[int, StepEdits]], Biases | None, dict[int, Exception]]:
-    """Returns the edits without those of rows with faults, their biases, and the faults by row.
+    """Returns the edits of the rows without faults, the biases of these edits, and the faults by row.
 
     The biases of all rows are checked at once: a call of numpy takes as long for one row as for many.
     """

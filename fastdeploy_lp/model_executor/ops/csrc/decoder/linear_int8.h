@@ -22,7 +22,8 @@ using packed_weights::groups_of;
 #define FDLP_NIBBLES
 #endif
 
-// Rows per pass over a panel: as many as fit their sums in 32 registers; without those, as share the unpacked levels of a group.
+// Rows per pass over a panel: as many as fit their sums in 32 registers; with 16, a few times `max_rows`, for which a group is unpacked
+// once.
 #if defined(FDLP_NIBBLES)
 constexpr int max_tile(int digits) { return digits == 1 ? 8 : 4; }
 #else

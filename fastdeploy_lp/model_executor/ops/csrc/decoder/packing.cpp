@@ -10,14 +10,15 @@ using stored_rows::Fault;
 using stored_rows::PanelReader;
 using stored_rows::Row;
 
-// The formats of `formats` that hold a panel, at any rate those that hold every one.
+// The formats among `formats` that can hold a panel.
 static unsigned narrowed(const Matrix& panel, unsigned formats, bool rounding) {
     constexpr unsigned kLevels = packed_weights::kFoundLevels;
     return rounding ? packed_weights::rounded_formats(panel, formats & kLevels) : packed_weights::exact_formats(panel, formats);
 }
 
 // A set of formats for rows [out][in], of which `fdlp_pack` finds the shortest one that holds them: that of their blocks, if all are of one
-// type; else those that hold the first panel, with `quantized` formats of levels, which may round.
+// type; else those that can hold the first panel; if `quantized`, of the formats of levels alone, which may round. `fault` reports a row
+// that cannot be read or holds NaN or infinity.
 FDLP_EXPORT unsigned fdlp_formats(const Row* rows, int in, int out, int quantized, Fault* fault) {
     *fault = {Fault::none, 0};
     const unsigned of_blocks = with_block(

@@ -146,7 +146,7 @@ def test_raw_responses_have_the_headers(sdk: openai.Client) -> None:
     answer = raw.parse()
     assert answer.choices[0].message.content is not None
     assert answer._request_id == "raw-1"
-    streaming = sdk.completions.with_streaming_response.create(model="default", prompt="a", max_tokens=1)
+    streaming = sdk.completions.with_streaming_response.create(model="default", prompt="a", max_tokens=1, temperature=0)
     with streaming as response:
         assert response.headers["content-type"] == "application/json"
         assert len(response.headers["x-request-id"]) == 32

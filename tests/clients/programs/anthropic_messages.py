@@ -106,7 +106,8 @@ def raised(ask: Callable[[], Any]) -> list[Any]:
 def errors() -> list[list[Any]]:
     """What the package raises for a body, a key and a model that are wrong, and for a request that fails."""
     stranger = anthropic.Anthropic(api_key="another", **SERVER)
-    failing = {"logits_processors_args": {"boom": 2}}
+    # Its text is known, so that it is not at its end by chance before the processor raises.
+    failing = {"logits_processors_args": {"forced_tokens": PLAN["scripts"]["text"], "boom": 2}}
 
     def fails_within() -> None:
         with client.messages.stream(**asked("text", extra_body=failing)) as stream:

@@ -6,8 +6,12 @@ Reads where the server is and what it is to say from standard input; prints what
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
+
+# Read at the import: prices of models come from the package's own file, not from the network.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 import litellm
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -108,20 +109,24 @@ class BlockAttentionBackend(AttentionBackend):
     def prepare(self, chunks: Sequence[SequenceChunk]) -> BlockBatch:
         """As the interface says; one copy to the device."""
         made = BlockArguments.of(chunks, self._block_size, self._max_model_len, self._rest.heads)
-        return BlockBatch(*self._on_device(made, to_device(made.packed)))
+        return self._batch(made, to_device(made.packed))
 
     def decode_batch(self, size: int) -> StaticDecodeBatch:
         """As the interface says."""
         made = BlockArguments.of_generation(size, self._block_size, self._max_model_len, self._rest.heads)
         device = current_platform().to_device(made.packed)
-        return StaticDecodeBatch(made.packed, device, self._block_size, *self._on_device(made, device))
+        batch = self._batch(made, device)
+        return StaticDecodeBatch(**vars(batch), host=made.packed, device=device, block_size=self._block_size)
 
-    def _on_device(
-        self, made: BlockArguments, packed: Tensor
-    ) -> tuple[BlockLayout, dict[str, Tensor], Tensor, Tensor, Any]:
+    def _batch(self, made: BlockArguments, packed: Tensor) -> BlockBatch:
         arguments = made.layout.views(packed)
-        longest = [_in_host_memory(length) for length in (made.max_encoder_len, made.max_decoder_len)]
-        return made.layout, arguments, longest[0], longest[1], self._rest.prepare(made, arguments)
+        return BlockBatch(
+            layout=made.layout,
+            arguments=arguments,
+            max_encoder_len=_in_host_memory(made.max_encoder_len),
+            max_decoder_len=_in_host_memory(made.max_decoder_len),
+            rest=self._rest.prepare(made, arguments),
+        )
 
     def layer(self, weights: LayerWeights) -> BlockAttentionLayer:
         """As the interface says."""
@@ -210,6 +215,7 @@ class BlockAttentionLayer:
         return paddle.concat([self._q_norm(queries)[0], self._k_norm(keys)[0], values], axis=1).reshape(qkv.shape)
 
 
+@dataclass(frozen=True)
 class StaticDecodeBatch(BlockBatch):
     """A pass of decoding sequences in tensors at fixed addresses: `host` int32 [layout.size] and `device`, its copy.
 
@@ -217,25 +223,26 @@ class StaticDecodeBatch(BlockBatch):
     skipped: it reads and writes no block, and the row's result is meaningless.
     """
 
-    def __init__(self, host: Int32Array, device: Tensor, block_size: int, layout: BlockLayout, *others: Any) -> None:
-        super().__init__(layout, *others)
-        self._host, self._device, self._block_size = host, device, block_size
-        self._views = layout.views(host)
-        # A context has the new token, too.
-        self._lengths, self._own = (
-            (self._views["contexts"], 1) if layout.tiles else (self._views["seq_lens_decoder"][:, 0], 0)
-        )
+    host: Int32Array
+    device: Tensor
+    block_size: int
+
+    @cached_property
+    def _views(self) -> dict[str, Int32Array]:
+        return self.layout.views(self.host)
 
     def fill(self, chunks: Sequence[SequenceChunk]) -> None:
         """Accepts at most `size` chunks of one token each after position 0; one copy to the device."""
         views, count = self._views, len(chunks)
         views["token_ids"][:count] = [chunk.token_ids[0] for chunk in chunks]
-        self._lengths[:count] = [chunk.start + self._own for chunk in chunks]
-        self._lengths[count:] = 0
+        # A context has the new token, too.
+        lengths, own = (views["contexts"], 1) if self.layout.tiles else (views["seq_lens_decoder"][:, 0], 0)
+        lengths[:count] = [chunk.start + own for chunk in chunks]
+        lengths[count:] = 0
         for row, chunk in zip(views["block_tables"], chunks, strict=False):
-            held = chunk.start // self._block_size + 1
+            held = chunk.start // self.block_size + 1
             row[:held] = chunk.block_table[:held]
-        current_platform().write(self._device, self._host)
+        current_platform().write(self.device, self.host)
 
 
 def _in_host_memory(value: int) -> Tensor:

@@ -11,7 +11,6 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -50,19 +49,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DATA = TESTS / "data"
-# Fixtures of servers that several files share; a module's own fixture of that name is not meant.
-SESSION_SERVERS = ("server", "scripted_server", "guarded_server", "strict_server")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Has one process of xdist run all tests of a file, and all files that share one of the session's servers."""
-    shared: dict[Path, set[str]] = {}
-    for item in items:
-        names = set(getattr(item, "fixturenames", ())) - set(vars(getattr(item, "module", None) or item))
-        shared.setdefault(item.path, set()).update(names.intersection(SESSION_SERVERS))
-    for item in items:
-        groups = [*(name for name in SESSION_SERVERS if name in shared[item.path]), item.nodeid.partition("::")[0]]
-        item.add_marker(pytest.mark.xdist_group(groups[0]))
 
 
 def pytest_collection_finish() -> None:

@@ -390,7 +390,8 @@ def test_responses_belong_to_a_key_and_outlive_the_server(
         one.responses.cancel(begun.id)
         large = one.responses.create(**short, metadata={f"{n}": "x" * 512 for n in range(16)})
         assert large.store is False
-        failing = one.responses.create(**short, stream=True, extra_body={"logits_processors_args": {"boom": 1}})
+        fails = {"logits_processors_args": {"boom": 1}, "ignore_eos": True}
+        failing = one.responses.create(**short, stream=True, extra_body=fails)
         *_, last = list(failing)
         assert last.type == "response.failed"
         assert last.response.error is not None

@@ -61,7 +61,7 @@ def test_the_logprobs_of_a_long_prompt_come_in_pieces(server: ServerProcess) -> 
 
 
 def test_an_answer_that_nobody_reads_holds_up_no_other(server: ServerProcess) -> None:
-    data = json.dumps({"prompt": [PROMPT] * 4, "max_tokens": 1, "prompt_logprobs": 20}).encode()
+    data = json.dumps({"prompt": [PROMPT] * 4, "max_tokens": 1, "prompt_logprobs": 20, "ignore_eos": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: s\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
     done = metric(server, "request_success_total", finished_reason="length")
     with socket.socket() as connection:
@@ -71,7 +71,7 @@ def test_an_answer_that_nobody_reads_holds_up_no_other(server: ServerProcess) ->
         assert connection.recv(12) == b"HTTP/1.1 200"
         for _ in range(5):
             assert httpx.get(f"{server.url}/health/live").status_code == 200
-        assert posted(server, "/v1/completions", prompt=[5], max_tokens=2).status_code == 200
+        assert posted(server, "/v1/completions", prompt=[5], max_tokens=2, ignore_eos=True).status_code == 200
     wait_until(lambda: metric(server, "request_success_total", finished_reason="length") >= done + 5, REQUEST_SECONDS)
 
 

@@ -174,8 +174,9 @@ def test_drafts_of_guided_requests_take_no_rounds(
 def test_without_masks_the_drafts_take_rounds(
     engine: Make, expected: dict[str, tuple[list[int], Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def not_in_time(_: MasksAhead) -> None:
-        """Leaves the masks as they are."""
+    def not_in_time(masks: MasksAhead) -> None:
+        """Leaves the masks as they are; without an end, a thread would watch them until the process ends."""
+        masks.ready = True
 
     monkeypatch.setattr(MasksAhead, "fill", not_in_time)
     core = engine(drafts=True)

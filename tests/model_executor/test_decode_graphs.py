@@ -259,7 +259,7 @@ def test_inputs_and_outputs_stay_where_they_are() -> None:
         for bucket in graphs._buckets:
             assert isinstance(bucket.batch, StaticDecodeBatch)
             arguments = bucket.batch.arguments.values()
-            found += [bucket.output.data_ptr(), bucket.batch._device.data_ptr(), *(x.data_ptr() for x in arguments)]
+            found += [bucket.output.data_ptr(), bucket.batch.device.data_ptr(), *(x.data_ptr() for x in arguments)]
         return found
 
     before = places()
@@ -268,6 +268,6 @@ def test_inputs_and_outputs_stay_where_they_are() -> None:
         run(made, where, next_tokens([length + 4 - count for length in lengths], range(count)))
     assert places() == before
     batch = emulated(made).batches[0]
-    begin = batch._device.data_ptr()
+    begin = batch.device.data_ptr()
     for argument in batch.arguments.values():
         assert begin <= argument.data_ptr() < begin + 4 * batch.layout.size

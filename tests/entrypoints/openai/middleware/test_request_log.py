@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 from typing import Any
 
@@ -61,12 +63,16 @@ def test_an_embeddings_line_tells_what_there_is(guarded_server: ServerProcess) -
 
 
 def test_embeddings_that_nobody_waits_for_are_told(guarded_server: ServerProcess) -> None:
-    """A client that leaves too early has no sequences yet: each attempt stays twice as long."""
+    """A client that leaves too early has no sequences yet: each attempt stays twice as long, and none is answered."""
     for attempt in range(12):
         headers = {**AUTH, "X-Request-Id": f"gone-pooled-{attempt}"}
         body = {"input": [[index % 500 + 1] * 60 for index in range(100)], "pooling": "mean"}
-        with httpx.Client(base_url=guarded_server.url, headers=headers) as client, pytest.raises(httpx.ReadTimeout):
-            client.post("/v1/embeddings", json=body, timeout=httpx.Timeout(60.0, read=0.01 * 2**attempt))
+        os.kill(guarded_server.worker_pid, signal.SIGSTOP)
+        try:
+            with httpx.Client(base_url=guarded_server.url, headers=headers) as client, pytest.raises(httpx.ReadTimeout):
+                client.post("/v1/embeddings", json=body, timeout=httpx.Timeout(60.0, read=0.01 * 2**attempt))
+        finally:
+            os.kill(guarded_server.worker_pid, signal.SIGCONT)
         line = request_line(guarded_server, f"gone-pooled-{attempt}")
         assert line["status"] == 499
         if "finish_reasons" in line:

@@ -42,7 +42,7 @@ settings.load_profile("any-machine")
 
 # By default httpx gives up after 5 seconds, which any answer may take on a busy machine.
 PATIENCE: httpx.Timeout = inspect.signature(httpx.request).parameters["timeout"].default
-PATIENCE.connect = PATIENCE.read = PATIENCE.write = PATIENCE.pool = 120.0
+PATIENCE.connect = PATIENCE.read = PATIENCE.write = PATIENCE.pool = 600.0
 
 # Where a shell starts the tests in the background, SIGINT is ignored, here and in every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -27,8 +27,9 @@ def guarded_server_process(checkpoint: Path) -> ServerProcess:
 
 
 def log_events(server: ServerProcess) -> list[dict[str, Any]]:
-    """What a server that logs JSON has told so far; the banner is left out."""
-    return [json.loads(line) for line in server.log.splitlines() if line.startswith("{")]
+    """What a server that logs JSON has told so far, without the banner and a line that is being written."""
+    complete, _, _ = server.log.rpartition("\n")
+    return [json.loads(line) for line in complete.splitlines() if line.startswith("{")]
 
 
 def request_lines(server: ServerProcess, request_id: str, count: int = 1) -> list[dict[str, Any]]:

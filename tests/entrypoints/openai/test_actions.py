@@ -58,13 +58,13 @@ def plain(client: openai.OpenAI, model: str) -> Any:
 
 
 def post(server: ServerProcess, path: str, **body: Any) -> dict[str, Any]:
-    answered = httpx.post(f"{server.url}{path}", json=body, timeout=60)
+    answered = httpx.post(f"{server.url}{path}", json=body)
     assert answered.status_code == 200, answered.text
     return dict(answered.json())
 
 
 def events(server: ServerProcess, path: str, **body: Any) -> list[dict[str, Any]]:
-    with httpx.stream("POST", f"{server.url}{path}", json={**body, "stream": True}, timeout=60) as stream:
+    with httpx.stream("POST", f"{server.url}{path}", json={**body, "stream": True}) as stream:
         lines = [line.removeprefix("data: ") for line in stream.iter_lines() if line.startswith("data: {")]
     return [json.loads(line) for line in lines]
 

@@ -33,10 +33,10 @@ def chat(server: ServerProcess, name: str | None, *, timeout: float = 60.0, **ar
 
 def test_the_value_reaches_the_processor_of_every_completion(server: ServerProcess) -> None:
     sent = body("LooksUp", word="word", seconds=0.05) | {"n": 2}
-    answered = httpx.post(f"{server.url}/v1/chat/completions", json=sent, timeout=60.0).json()
+    answered = httpx.post(f"{server.url}/v1/chat/completions", json=sent).json()
     assert [choice["token_ids"] for choice in answered["choices"]] == [[304] * 4] * 2
     sent["stream"] = True
-    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=sent, timeout=60.0) as stream:
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=sent) as stream:
         text = "".join(stream.iter_lines())
     assert text.count("304") == 8
 
@@ -44,7 +44,7 @@ def test_the_value_reaches_the_processor_of_every_completion(server: ServerProce
 def test_each_prompt_has_its_own_value(server: ServerProcess) -> None:
     sent = {**body("LooksUp", word="abc"), "prompt": ["the dog", "the fox jumps"]}
     del sent["messages"]
-    answered = httpx.post(f"{server.url}/v1/completions", json=sent, timeout=60.0).json()
+    answered = httpx.post(f"{server.url}/v1/completions", json=sent).json()
     assert [choice["token_ids"] for choice in answered["choices"]] == [[303] * 4] * 2
 
 
@@ -67,7 +67,7 @@ def test_a_client_that_leaves_frees_its_place(server: ServerProcess) -> None:
     with pytest.raises(httpx.ReadTimeout):
         chat(server, "Holds", how="hangs", timeout=1.0)
     sent = body("Holds", how="hangs") | {"timeout": 0.5}
-    assert httpx.post(f"{server.url}/v1/chat/completions", json=sent, timeout=60.0).status_code == 408
+    assert httpx.post(f"{server.url}/v1/chat/completions", json=sent).status_code == 408
     assert chat(server, "LooksUp").json()["choices"][0]["token_ids"] == [301] * 4
 
 

@@ -133,7 +133,7 @@ def test_events_have_names_and_the_declared_fields(kind: str, scripted_server: S
     tool = {name: value for name, value in WEATHER.items() if name != "strict"}
     own = {"top_logprobs": 1, "return_token_ids": True, "logits_processors_trace": {"top_k": 1, "max_tokens": 3}}
     body = {"input": "Go", "stream": True, "tools": [tool], **own, **says(TEXTS[kind])}
-    answer = httpx.post(f"{scripted_server.url}/v1/responses", json=body, timeout=60)
+    answer = httpx.post(f"{scripted_server.url}/v1/responses", json=body)
     assert answer.headers["content-type"].startswith("text/event-stream")
     blocks = answer.text.strip().split("\n\n")
     for block in blocks:

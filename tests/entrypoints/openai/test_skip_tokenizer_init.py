@@ -39,7 +39,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def post(server: ServerProcess, path: str, **body: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}{path}", json=body, timeout=60)
+    return httpx.post(f"{server.url}{path}", json=body)
 
 
 def events(text: str) -> list[dict[str, Any]]:

@@ -44,7 +44,7 @@ def test_a_request_ends_with_its_time_and_leaves_its_slots(server: ServerProcess
 
 def test_prompts_of_one_body_share_its_time(server: ServerProcess) -> None:
     body = {"prompt": ["the dog", "the fox"], "max_tokens": MANY_TOKENS, "ignore_eos": True, "timeout": 0.3}
-    check_timeout(httpx.post(f"{server.url}/v1/completions", json=body, timeout=60))
+    check_timeout(httpx.post(f"{server.url}/v1/completions", json=body))
     wait_for_running(server, 0)
 
 
@@ -67,7 +67,7 @@ def test_the_wait_for_a_slot_counts(server: ServerProcess) -> None:
         counted = metric(server, "prompt_tokens_total")
         check_timeout(post(server, {**SHORT, "timeout": 0.3}))
         embedding = {"input": "the quick brown fox", "timeout": 0.3}
-        check_timeout(httpx.post(f"{server.url}/v1/embeddings", json=embedding, timeout=60))
+        check_timeout(httpx.post(f"{server.url}/v1/embeddings", json=embedding))
         assert metric(server, "prompt_tokens_total") > counted
         wait_until(lambda: metric(server, "num_requests_waiting") == 0, 30)
         assert metric(server, "num_requests_running") == SLOTS

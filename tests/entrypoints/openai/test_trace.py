@@ -34,7 +34,7 @@ def server(tiny_checkpoint: Path) -> Iterator[ServerProcess]:
 
 
 def ask(server: ServerProcess, route: str, **fields: Any) -> dict[str, Any]:
-    answer = httpx.post(f"{server.url}{route}", json=BODIES[route] | fields, timeout=60)
+    answer = httpx.post(f"{server.url}{route}", json=BODIES[route] | fields)
     assert answer.status_code == 200, answer.text
     body: dict[str, Any] = answer.json()
     return body
@@ -48,7 +48,7 @@ def choices(server: ServerProcess, route: str, **fields: Any) -> list[dict[str, 
 def streamed(server: ServerProcess, route: str, **fields: Any) -> list[dict[str, Any]]:
     """The choices of all chunks, in the order in which they came."""
     body = BODIES[route] | fields | {"stream": True}
-    with httpx.stream("POST", f"{server.url}{route}", json=body, timeout=60) as answer:
+    with httpx.stream("POST", f"{server.url}{route}", json=body) as answer:
         lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
     assert lines[-1] == "[DONE]"
     return [choice for line in lines[:-1] for choice in json.loads(line)["choices"]]
@@ -56,7 +56,7 @@ def streamed(server: ServerProcess, route: str, **fields: Any) -> list[dict[str,
 
 def refused(server: ServerProcess, route: str, **fields: Any) -> tuple[str, str]:
     """Which field is refused, and what is said of it."""
-    answer = httpx.post(f"{server.url}{route}", json=BODIES[route] | fields, timeout=60)
+    answer = httpx.post(f"{server.url}{route}", json=BODIES[route] | fields)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     return error["param"], error["message"]

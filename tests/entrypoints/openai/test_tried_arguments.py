@@ -43,7 +43,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 def complete(server: ServerProcess, name: str, params: dict[str, Any]) -> httpx.Response:
     body = {"prompt": "the dog", "max_tokens": 4, "temperature": 0, "return_token_ids": True}
-    return httpx.post(f"{server.url}/v1/completions", json={**body, "logits_processors": {name: params}}, timeout=60)
+    return httpx.post(f"{server.url}/v1/completions", json={**body, "logits_processors": {name: params}})
 
 
 def test_arguments_that_cannot_work_are_refused_and_count_for_nothing(served: ServerProcess) -> None:

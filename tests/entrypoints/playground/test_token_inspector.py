@@ -30,7 +30,7 @@ def opened(page: Page) -> Page:
 
 def trace_of_the_last_request(page: Page, served: ServerProcess) -> list[dict[str, Any]]:
     """What the API says when it is asked the same."""
-    answer = httpx.post(f"{served.url}/v1/chat/completions", json=next_request(page), timeout=60).json()
+    answer = httpx.post(f"{served.url}/v1/chat/completions", json=next_request(page)).json()
     found: list[dict[str, Any]] = answer["choices"][0]["logits_processors_trace"]
     return found
 

@@ -22,7 +22,7 @@ CHAT = {"messages": HELLO, "max_tokens": 4, "ignore_eos": True}
 
 def ask(server: ServerProcess, path: str, body: dict[str, Any], request_id: str) -> httpx.Response:
     headers = {**AUTH, "X-Request-Id": request_id}
-    return httpx.post(f"{server.url}{path}", json=body, headers=headers, timeout=60)
+    return httpx.post(f"{server.url}{path}", json=body, headers=headers)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -66,10 +66,15 @@ class FrameProcess:
             preexec_fn=os.setpgrp,
             env={**own, **dict.fromkeys(THREADS, "1"), "PYTHONPATH": path},
         )
+        started = cls(process)
+        started.set_niceness(niceness)
+        return started
+
+    def set_niceness(self, niceness: int) -> None:
+        """Sets the niceness of all threads of the process."""
         # The process may have just ended.
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, process.pid, niceness)
-        return cls(process)
+            os.setpriority(os.PRIO_PGRP, self.pid, niceness)
 
     @property
     def pid(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import os
 import signal
 import time
 from collections import OrderedDict
@@ -92,9 +91,7 @@ class GrammarProcesses:
             raise QueueFullError(
                 f"this request's grammar takes long to compile, as do {others} others; try again later"
             )
-        # The process may have just ended.
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, process.pid, SLOW_NICENESS)
+        process.set_niceness(SLOW_NICENESS)
 
     async def _trial(self, process: FrameProcess, text: str) -> str | None:
         await process.send(msgspec.msgpack.encode(GrammarTrial(text, self._timeout)))

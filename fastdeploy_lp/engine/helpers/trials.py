@@ -76,7 +76,10 @@ class Trials:
     async def _start_first(self) -> None:
         # The first request that needs a process reports the failure.
         with suppress(NotInTimeError):
-            self._pool.take_back(await self._started())
+            # A part of the server's start: at NICENESS its imports take minutes beside a few busy processes.
+            process = await self._started(niceness=0)
+            process.set_niceness(NICENESS)
+            self._pool.take_back(process)
 
     async def selection(
         self, params: SamplingParams, authors: Collection[str], client: str = "", imposed: Imposed = NOTHING_IMPOSED
@@ -140,9 +143,9 @@ class Trials:
                 with suppress(asyncio.CancelledError, EOFError):
                     await reply
 
-    async def _started(self) -> FrameProcess:
+    async def _started(self, niceness: int = NICENESS) -> FrameProcess:
         """Starts a process; raises NotInTimeError if it ends or takes too long before it is ready."""
-        process = await FrameProcess.start(MODULE, niceness=NICENESS)
+        process = await FrameProcess.start(MODULE, niceness=niceness)
         try:
             await process.send(msgspec.msgpack.encode(start_of(self._fd_config, self._declared)))
             if isinstance(await asyncio.wait_for(_reply(process), START_SECONDS), Ready):

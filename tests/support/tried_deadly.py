@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, model_validator
 
+NICENESS_AT_IMPORT = os.getpriority(os.PRIO_PROCESS, 0)
+
 
 def strike(mode: str) -> None:
     print("an author's print, which is no reply")
@@ -23,12 +25,14 @@ def strike(mode: str) -> None:
         threading.Event().wait()
     elif mode == "refuse":
         raise ValueError("these arguments do not fit")
+    elif mode == "tell":
+        raise ValueError(f"imported at niceness {NICENESS_AT_IMPORT}")
 
 
 class DeadlyArgs(BaseModel):
     """`mode`: how it ends its process. `when`: as its arguments are read, in its constructor or in its first call."""
 
-    mode: Literal["exit", "segfault", "kill", "hang", "refuse", "none"] = "none"
+    mode: Literal["exit", "segfault", "kill", "hang", "refuse", "tell", "none"] = "none"
     when: Literal["read", "build", "call"] = "build"
 
     @model_validator(mode="after")

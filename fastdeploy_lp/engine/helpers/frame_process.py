@@ -71,10 +71,11 @@ class FrameProcess:
         return started
 
     def set_niceness(self, niceness: int) -> None:
-        """Sets the niceness of all threads of the process."""
+        """Sets the niceness of all threads of the process; this process's own niceness is the least."""
+        own = os.getpriority(os.PRIO_PROCESS, 0)
         # The process may have just ended.
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PGRP, self.pid, niceness)
+            os.setpriority(os.PRIO_PGRP, self.pid, max(niceness, own))
 
     @property
     def pid(self) -> int:

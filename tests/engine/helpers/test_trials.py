@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from support.tiny import tiny_fd_config
 
-from fastdeploy_lp.engine.helpers.frame_process import FrameProcess
 from fastdeploy_lp.engine.helpers.trials import NICENESS, SLOW_PROCESSES_EACH, Trials, UnsendableError
 from fastdeploy_lp.logits_processor import RequestArgsError, load_processors
 from fastdeploy_lp.logits_processor.chain.author_threads import NotInTimeError
@@ -49,27 +48,20 @@ async def refusal(of: Trials, name: str = "deadly", **args: str) -> Exception | 
     return None
 
 
-def test_only_the_first_process_loads_at_the_servers_priority(monkeypatch: pytest.MonkeyPatch) -> None:
-    start, begun = FrameProcess.start, list[int]()
-
-    def noted(module: str, *, niceness: int) -> Coroutine[Any, Any, FrameProcess]:
-        begun.append(niceness)
-        return start(module, niceness=niceness)
-
-    monkeypatch.setattr(FrameProcess, "start", noted)
+def test_only_the_first_process_loads_at_the_servers_priority() -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
 
     async def scenario() -> None:
         async with trials() as made:
             made.start()
-            for _ in range(2):
-                assert await refusal(made) is None
+            for at_import in (own, max(own, NICENESS)):
+                assert f"imported at niceness {at_import}" in str(await refusal(made, mode="tell"))
                 (process,) = made._pool.idle
                 threads = [int(each) for each in os.listdir(f"/proc/{process.pid}/task")]
-                assert {os.getpriority(os.PRIO_PROCESS, each) for each in threads} == {NICENESS}
+                assert {os.getpriority(os.PRIO_PROCESS, each) for each in threads} == {max(own, NICENESS)}
                 await process.end()
 
     run(scenario)
-    assert begun == [0, NICENESS]
 
 
 def test_a_trial_that_ends_its_process_is_that_requests_error_and_the_next_one_goes_on() -> None:

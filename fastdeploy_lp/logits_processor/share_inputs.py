@@ -55,8 +55,8 @@ class SlotSequence(Protocol):
 class ArrayField:
     """A slot array [slots, width]: element type, value of an empty slot, and value set by an entering sequence.
 
-    `host` fields are numpy and read without waiting for the device; `device` fields are Paddle tensors. The host copy
-    of a field on both sides is named with the suffix `_cpu`. `width` None means `max_model_len`.
+    The array is numpy, and read without waiting for the device. A `device` field also has a Paddle tensor of its name;
+    its array then has the suffix `_cpu`. `width` None means `max_model_len`.
     """
 
     name: str
@@ -64,7 +64,6 @@ class ArrayField:
     empty: float
     value: Callable[[SlotSequence], Any]
     width: int | None = 1
-    host: bool = False
     device: bool = False
 
 
@@ -79,23 +78,20 @@ class ListField:
 
 def _sampling_array(name: str, slot: Slot) -> ArrayField:
     """Returns the slot array that a sampling field declares."""
-    return ArrayField(
-        name, slot.dtype, slot.empty, lambda s: slot.of(getattr(s.params, name)), host=True, device=slot.device
-    )
+    return ArrayField(name, slot.dtype, slot.empty, lambda s: slot.of(getattr(s.params, name)), device=slot.device)
 
 
 # The only list of fields: allocation, writing, clearing and resetting all use it.
 ARRAY_FIELDS = (
-    ArrayField("stop_flags", "bool", True, lambda _: True, host=True),
-    ArrayField("prompt_lens", "int64", 0, lambda s: len(s.prompt_token_ids), host=True),
-    ArrayField("step_idx", "int64", 0, lambda s: len(s.output_token_ids), host=True),
+    ArrayField("stop_flags", "bool", True, lambda _: True),
+    ArrayField("prompt_lens", "int64", 0, lambda s: len(s.prompt_token_ids)),
+    ArrayField("step_idx", "int64", 0, lambda s: len(s.output_token_ids)),
     ArrayField(
         "token_ids_all",
         "int64",
         -1,
         lambda s: np.array(s.prompt_token_ids + s.output_token_ids),
         width=None,
-        host=True,
         device=True,
     ),
     ArrayField(
@@ -103,11 +99,10 @@ ARRAY_FIELDS = (
         "int64",
         -1,
         lambda s: (s.output_token_ids or [-1])[-1],
-        host=True,
         device=True,
     ),
     # Of the first output token, so that no number that was drawn for a dropped token is drawn again.
-    ArrayField("draw_offset", "int64", 0, lambda s: len(s.prompt_token_ids) + s.dropped_draws, host=True),
+    ArrayField("draw_offset", "int64", 0, lambda s: len(s.prompt_token_ids) + s.dropped_draws),
     *(_sampling_array(name, slot) for name, field in SAMPLING_FIELDS.items() if (slot := field.declared.slot)),
 )
 LIST_FIELDS = (
@@ -136,11 +131,10 @@ class ShareInputs(Mapping[str, Any]):
         for field in ARRAY_FIELDS:
             host = np.full((max_num_seqs, field.width or max_model_len), field.empty, field.dtype)
             if field.device:
-                view = current_platform().view_of(host) if field.host else None
+                view = current_platform().view_of(host)
                 self._shared |= {field.name} if view is not None else set()
                 self._arrays[field.name] = to_device(host) if view is None else view
-            if field.host:
-                self._arrays[_host_name(field)] = host
+            self._arrays[_host_name(field)] = host
         for slot_list in LIST_FIELDS:
             self._arrays[slot_list.name] = ReadOnlyList(slot_list.empty() for _ in range(max_num_seqs))
 
@@ -198,11 +192,9 @@ class ShareInputs(Mapping[str, Any]):
             self._arrays[name].index_put_((to_device(rows), to_device(cols)), to_device(values))
 
     def _write(self, field: ArrayField, slot: int, value: Any) -> None:
-        row = np.full(self._arrays[_host_name(field)].shape[1], field.empty, field.dtype)
-        values = np.atleast_1d(value)
+        row, values = self._arrays[_host_name(field)][slot], np.atleast_1d(value)
         row[: len(values)] = values
-        if field.host:
-            self._arrays[_host_name(field)][slot] = row
+        row[len(values) :] = field.empty
         if field.device and field.name not in self._shared:
             self._arrays[field.name][slot] = to_device(row)
 

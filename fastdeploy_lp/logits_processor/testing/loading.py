@@ -7,6 +7,7 @@ import importlib
 import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -107,10 +108,14 @@ def phrase_encoder(fd_config: FDConfig) -> Encode | None:
     path = Path(fd_config.model_config.directory) / "tokenizer.json"
     if not path.is_file():
         return None
-    tokenizer = Tokenizer.from_file(str(path))
+
+    # Few processors have texts for arguments, and a check makes hundreds of harnesses.
+    @cache
+    def tokenizer() -> Tokenizer:
+        return Tokenizer.from_file(str(path))
 
     def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = tokenizer().encode(text, add_special_tokens=False).ids
         return ids
 
     return encode

@@ -75,6 +75,7 @@ class SchedulerConfig:
     """Limits on running sequences (the slots in `share_inputs`), waiting ones, and the work of a step.
 
     prompt_step_seconds: what prompts may add to a step in which sequences generate; 0 for any time.
+    upload_time_share: what uploaded processors may add to the time of other sequences' steps, as a share of it.
     fair_queue: clients share what a step computes of prompts. speculation: None for one token a step.
     """
 
@@ -104,6 +105,12 @@ class SchedulerConfig:
         group="Scheduling",
         help="seconds that prompts may add to a step in which other requests generate; 0 for no limit",
         check=require_seconds,
+    )
+    upload_time_share: float = option(
+        0.05,
+        group="Scheduling",
+        help="time that uploaded processors may add to steps in which other requests generate, as a share of it",
+        check=require_share,
     )
     fair_queue: bool = False
     speculation: Speculation | None = option(

@@ -192,6 +192,7 @@ class EngineCore:
         prompts = [chunk for chunk in chunks if chunk.num_tokens > 1 or not chunk.samples]
         tokens = sum(chunk.cost for chunk in prompts)
         self.scheduler.pace.took(seconds, len(chunks) - len(prompts), tokens)
+        self.scheduler.uploads.took(seconds, self.runner.chain.stats)
 
     def _scheduled(self) -> list[ScheduledChunk]:
         """Returns the step's chunks; empty if every sequence in a slot is held while others are being prepared."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +11,7 @@ from typing import Protocol
 
 from fastdeploy_lp.guided_decoding.compiler import GrammarError
 from fastdeploy_lp.guided_decoding.threads import start_daemon
+from fastdeploy_lp.platforms.niceness import set_niceness
 
 SLOW_SECONDS = 0.02
 """Processor time after which a call continues at a lower priority, in a dedicated thread."""
@@ -116,7 +115,7 @@ class MaskThreads:
 
     def _serve(self) -> None:
         thread = threading.current_thread()
-        _set_niceness(thread, self._niceness)
+        set_niceness(thread, self._niceness)
         while (job := self._next(thread)) is not None:
             job()
             with self._lock:
@@ -177,7 +176,7 @@ class MaskThreads:
     def _replace(self, thread: threading.Thread) -> None:
         """Replaces a thread that has a slow call by a new one, which takes over its job."""
         job = self._threads.pop(thread)
-        _set_niceness(thread, SLOW_NICE)
+        set_niceness(thread, SLOW_NICE)
         self._start()
         if job is not None:
             self._jobs.put(job)
@@ -188,10 +187,3 @@ def _cpu_seconds(thread: threading.Thread) -> float:
     if thread.ident is None or not hasattr(time, "pthread_getcpuclockid"):
         return time.monotonic()
     return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
-
-
-def _set_niceness(thread: threading.Thread, niceness: int) -> None:
-    """Sets a thread's niceness, so that threads that serve all requests run first; only on Linux."""
-    if sys.platform == "linux" and thread.native_id is not None:
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, thread.native_id, niceness)

@@ -160,7 +160,9 @@ class Preparing:
             return True
         work = self._works[sequence.request_id] = _Work(sequence, new_order)
         for call in calls:
-            work.pending[call.processor] = self._threads.submit(call, partial(self._done, work, call.processor))
+            uploader = sequence.client if call.processor in sequence.selection.brought else None
+            done = partial(self._done, work, call.processor)
+            work.pending[call.processor] = self._threads.submit(call, done, uploader=uploader)
         return False
 
     def _done(self, work: _Work, name: str, outcome: Outcome) -> None:

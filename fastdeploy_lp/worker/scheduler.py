@@ -18,6 +18,7 @@ from fastdeploy_lp.worker.prompt_budget import FairPromptBudget, PromptBudget, S
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.sequence import NO_SLOT, Sequence
 from fastdeploy_lp.worker.slot_followers import SlotFollower
+from fastdeploy_lp.worker.upload_pace import UploadPace
 
 _by_slot = attrgetter("sequence.slot")
 
@@ -43,7 +44,8 @@ class Scheduler:
     prompts' tokens. A sequence is admitted while the step's budget has tokens left, with blocks for its whole prompt.
     So the budget bounds the number of running sequences, and every generating one gets its token in every step. When a
     generating sequence finds no free block, the youngest running one is preempted: it returns to the head of the queue
-    and recomputes its tokens later. A sequence whose slot is held keeps the slot but gets no token.
+    and recomputes its tokens later. A sequence whose slot is held keeps the slot but gets no token; `uploads` holds
+    some, so that the others get theirs in time.
     """
 
     def __init__(self, config: SchedulerConfig, blocks: BlockManager, slots: WorkerSlots) -> None:
@@ -56,6 +58,7 @@ class Scheduler:
         self._running: dict[int, Sequence] = {}
         self._fair = config.fair_queue
         self.pace = StepPace(config.prompt_step_seconds)
+        self.uploads = UploadPace(config.upload_time_share)
         self.num_preemptions = 0
 
     @property
@@ -83,7 +86,12 @@ class Scheduler:
         With work left, the result is empty only if all slots are held.
         """
         preemptions = self.num_preemptions
+        self.uploads.begin(slot for slot, each in self._running.items() if self._can_generate(slot, each))
         chunks = self._generating()
+        if not chunks:
+            # The sequences beside which others were held may all have been preempted.
+            self.uploads.begin(())
+            chunks = self._generating()
         left = self._budget - len(chunks)
         budget = self._prompt_budget(left, beside_others=bool(chunks))
         self._continue_prompts(chunks, budget)
@@ -99,6 +107,7 @@ class Scheduler:
         slot, sequence.slot = sequence.slot, NO_SLOT
         del self._running[slot]
         heapq.heappush(self._free_slots, slot)
+        self.uploads.leave(slot)
         self._slots.leave(slot)
         self._blocks.release(sequence)
 
@@ -126,6 +135,9 @@ class Scheduler:
         self._blocks.rewind(sequence)
         self._slots.enter(sequence)
 
+    def _can_generate(self, slot: int, sequence: Sequence) -> bool:
+        return sequence.num_tokens - sequence.num_computed == 1 and not self._slots.holds(slot)
+
     def _generating(self) -> list[ScheduledChunk]:
         """Returns chunks of the sequences that have one token left to compute."""
         chunks: list[ScheduledChunk] = []
@@ -134,7 +146,7 @@ class Scheduler:
             if sequence.slot == NO_SLOT:
                 continue
             generates = sequence.num_tokens - sequence.num_computed == 1
-            if generates and self._slots.holds(sequence.slot):
+            if generates and self._holds(sequence.slot):
                 continue
             # A prompt has all of its blocks, but after a rewind one may be missing.
             while not self._blocks.grow(sequence):
@@ -200,14 +212,20 @@ class Scheduler:
                 sequence.scheduled_at = time.monotonic()
             sequence.slot = heapq.heappop(self._free_slots)
             self._running[sequence.slot] = sequence
+            self.uploads.enter(sequence)
             self._slots.enter(sequence)
             granted = self._append(chunks, sequence, budget)
             in_progress.update(self._blocks.completed_by(sequence, granted))
 
+    def _holds(self, slot: int) -> bool:
+        return self.uploads.holds(slot) or self._slots.holds(slot)
+
     def _append(self, chunks: list[ScheduledChunk], sequence: Sequence, budget: PromptBudget | FairPromptBudget) -> int:
         """Spends the budget on a prompt; returns the number of tokens. The last token of a held prompt waits."""
-        wanted = sequence.num_tokens - sequence.num_computed - self._slots.holds(sequence.slot)
+        wanted = sequence.num_tokens - sequence.num_computed - self._holds(sequence.slot)
         granted = budget.grant(sequence, wanted) if wanted else 0
         if granted:
             chunks.append(ScheduledChunk(sequence, granted))
+            if chunks[-1].samples:
+                self.uploads.take_turn(sequence.slot)
         return granted

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from support.sequences import sequence
 
 from fastdeploy_lp.config import SchedulerConfig
+from fastdeploy_lp.logits_processor import ProcessorStats, Selection
 from fastdeploy_lp.worker.block_manager import BlockManager
 from fastdeploy_lp.worker.drafters.drafter import Draft
 from fastdeploy_lp.worker.prompt_budget import FIRST_TOKENS, StepPace
@@ -75,10 +77,14 @@ class Queue(Scheduler):
         return chunks
 
 
-def waiting(name: str, length: int = 1, **params: int) -> Sequence:
+def waiting(name: str, length: int = 1, **params: Any) -> Sequence:
     """Prompts of different names have nothing in common."""
     seed = random.Random(name).randrange(10**9)
     return sequence([seed + i for i in range(length)], request_id=name, max_model_len=MAX_MODEL_LEN, **params)
+
+
+def names(chunks: list[ScheduledChunk]) -> list[str]:
+    return [chunk.sequence.request_id for chunk in chunks]
 
 
 def told(chunks: list[ScheduledChunk]) -> list[tuple[str, int, int]]:
@@ -125,6 +131,55 @@ def test_a_held_sequence_has_no_row_and_the_others_go_on() -> None:
     assert queue.step() == []
     queue.book.held = set()
     assert [chunk.sequence.request_id for chunk in queue.step()] == ["a", "b"]
+
+
+UPLOAD = Selection(named={"mine": {}}, order=("mine",), brought={"mine": "mine=/mine.wasm"})
+
+
+def spend(queue: Queue) -> None:
+    """Has the last step's turn of an upload take as long as many steps."""
+    mine = ProcessorStats("mine", seconds=1.0)
+    queue.uploads.took(1.01, {"mine": mine})
+
+
+def test_a_sequence_whose_upload_has_taken_long_has_no_row_beside_others() -> None:
+    queue = Queue()
+    slow, quick = waiting("slow", 1, max_tokens=9, selection=UPLOAD), waiting("quick", 6, max_tokens=3)
+    queue.add(slow)
+    queue.step()
+    spend(queue)
+    queue.add(quick)
+    # The prompt of the other does not generate yet.
+    assert names(queue.step()) == ["slow", "quick"]
+    assert names(queue.step()) == ["quick"]
+    assert names(queue.step()) == ["quick"]
+    assert names(queue.step()) == ["slow"]
+
+
+def test_the_prompt_of_such_a_sequence_is_computed_up_to_its_last_token() -> None:
+    queue = Queue()
+    queue.add(waiting("quick", 1, max_tokens=30))
+    queue.add(waiting("first", 1, max_tokens=1, selection=UPLOAD))
+    queue.step()
+    spend(queue)
+    slow = waiting("slow", 6, max_tokens=1, selection=UPLOAD)
+    queue.add(slow)
+    for _ in range(3):
+        queue.step()
+        assert slow.num_computed == slow.num_tokens - 1
+
+
+def test_a_held_sequence_goes_on_if_all_others_are_preempted() -> None:
+    queue = Queue(num_blocks=5)
+    slow, quick = waiting("slow", 7, max_tokens=20, selection=UPLOAD), waiting("quick", 8, max_tokens=20)
+    queue.add(slow)
+    queue.add(quick)
+    queue.step()
+    spend(queue)
+    ran = []
+    while not queue.num_preemptions:
+        ran.append(names(queue.step()))
+    assert ran == [*[["quick"]] * 4, ["slow"]]
 
 
 def test_the_prompt_of_a_held_sequence_is_computed_up_to_its_last_token() -> None:

@@ -11,9 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from fastdeploy_lp.platforms.niceness import set_niceness
+
 logger = logging.getLogger(__name__)
 
 THREADS_EACH = 4
+UPLOADER_NICENESS = 15
+"""Of the thread for a client's uploads. A start may take a billion instructions, which the steps are not to wait for;
+the interpreter's lock, which the thread takes between two calls of a module, is why it is no higher."""
+
 MAX_LOST = 4
 """Limit of one processor's calls that still run past their time limit; at it, further requests for it are refused."""
 
@@ -78,6 +84,8 @@ class _Lane:
     """The calls and threads of one processor. `lost` counts the calls that still run past their limit."""
 
     changed: threading.Condition
+    max_threads: int = THREADS_EACH
+    niceness: int = 0
     queue: deque[PendingCall] = field(default_factory=deque)
     running: set[PendingCall] = field(default_factory=set)
     threads: int = 0
@@ -86,11 +94,13 @@ class _Lane:
 
     @property
     def lacks_thread(self) -> bool:
-        return len(self.queue) > self.idle and self.threads < THREADS_EACH
+        return len(self.queue) > self.idle and self.threads < self.max_threads
 
 
 class AuthorThreads:
     """Runs calls of processors' code; a processor's calls cannot use up another's threads.
+
+    All uploads of a client share one thread, of low priority.
 
     timeout: seconds from a call's start to its end, and the longest wait for a thread; 0 for no limit. A call over
     the limit ends with NotInTimeError. Its thread cannot be stopped: it is replaced, until `MAX_LOST` calls of the
@@ -103,15 +113,16 @@ class AuthorThreads:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._lock = threading.Lock()
-        self._lanes: dict[str, _Lane] = {}
+        # By processor, or by the client that has uploaded it.
+        self._lanes: dict[tuple[str, str], _Lane] = {}
         self._watch = threading.Condition(self._lock)
         self._watcher: threading.Thread | None = None
 
-    def submit(self, call: AuthorCall, done: Callable[[Outcome], None]) -> PendingCall:
-        """Queues a call; calls of one processor begin in order."""
+    def submit(self, call: AuthorCall, done: Callable[[Outcome], None], *, uploader: str | None = None) -> PendingCall:
+        """Queues a call; calls of one processor begin in order. `uploader` is the client that has uploaded it."""
         pending = PendingCall(call, done, time.monotonic() + self._timeout)
         with self._lock:
-            lane = self._lanes.setdefault(call.processor, _Lane(threading.Condition(self._lock)))
+            lane = self._lane_of(call.processor, uploader)
             refused = lane.lost >= MAX_LOST
             if not refused:
                 lane.queue.append(pending)
@@ -120,6 +131,12 @@ class AuthorThreads:
         if refused:
             done(Outcome(error=self._stuck(pending)))
         return pending
+
+    def _lane_of(self, processor: str, uploader: str | None) -> _Lane:
+        changed = threading.Condition(self._lock)
+        if uploader is None:
+            return self._lanes.setdefault((processor, ""), _Lane(changed))
+        return self._lanes.setdefault(("", uploader), _Lane(changed, 1, UPLOADER_NICENESS))
 
     def _provide(self, lane: _Lane) -> None:
         """Wakes or starts a thread for the lane's queue."""
@@ -140,6 +157,7 @@ class AuthorThreads:
             self._watch.notify()
 
     def _work(self, lane: _Lane) -> None:
+        set_niceness(threading.current_thread(), lane.niceness)
         # A call's result must not stay alive in this frame while the thread waits for the next call.
         while self._serve(lane):
             pass

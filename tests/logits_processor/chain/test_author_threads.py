@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from fastdeploy_lp.logits_processor.chain import author_threads
 from fastdeploy_lp.logits_processor.chain.author_threads import (
     MAX_LOST,
+    UPLOADER_NICENESS,
     AuthorCall,
     AuthorThreads,
     NotInTimeError,
@@ -25,14 +27,20 @@ FAR = 60.0
 class Asked:
     """Waits for the outcome of a call."""
 
-    def __init__(self, threads: AuthorThreads, work: Callable[[], Any], processor: str = "X") -> None:
+    def __init__(
+        self, threads: AuthorThreads, work: Callable[[], Any], processor: str = "X", *, uploader: str | None = None
+    ) -> None:
         self._ended = threading.Event()
         self._outcomes: list[Outcome] = []
-        self.pending = threads.submit(AuthorCall(processor, work), self._take)
+        self.pending = threads.submit(AuthorCall(processor, work), self._take, uploader=uploader)
 
     def _take(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
         self._ended.set()
+
+    @property
+    def ended(self) -> bool:
+        return self._ended.is_set()
 
     def outcome(self) -> Outcome:
         assert self._ended.wait(FAR)
@@ -129,3 +137,21 @@ def test_threads_end_that_have_had_nothing_to_do(monkeypatch: pytest.MonkeyPatch
         started.join(FAR)
         assert not started.is_alive()
     assert Asked(threads, lambda: 2).outcome().value == 2
+
+
+def test_uploads_of_a_client_share_one_thread_of_low_priority(held: threading.Event) -> None:
+    threads = AuthorThreads(FAR)
+
+    def own() -> tuple[int, int]:
+        return threading.get_ident(), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    usual = os.getpriority(os.PRIO_PROCESS, os.getpid())
+    first = Asked(threads, held.wait, "one", uploader="hostile")
+    second = Asked(threads, own, "two", uploader="hostile")
+    assert Asked(threads, own, "three", uploader="other").outcome().value[1] == max(UPLOADER_NICENESS, usual)
+    assert Asked(threads, own, "hostile").outcome().value[1] == usual
+    assert not second.ended
+    held.set()
+    first.outcome()
+    assert second.outcome().value[1] == max(UPLOADER_NICENESS, usual)
+    assert Asked(threads, own, "four", uploader="hostile").outcome().value == second.outcome().value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,8 +60,9 @@ def test_a_request_without_uploads_is_as_before(store: UploadStore) -> None:
     assert VALIDATOR.validate_imposed(params, imposed) == VALIDATOR.validate(params)
 
 
-def engine() -> EngineCore:
+def engine(share: float = 0.05) -> EngineCore:
     config = tiny_fd_config(max_num_seqs=4, max_model_len=64)
+    config = replace(config, scheduler_config=replace(config.scheduler_config, upload_time_share=share))
     return EngineCore(config, LogitsProcessorChain(load_processors(["LogitBiasLogitsProcessor"]), config))
 
 
@@ -83,6 +85,19 @@ def test_a_chain_declares_an_upload_for_its_first_request_and_forgets_the_least_
     assert len(set(ran[0].token_ids)) == 6
     assert [name for name in core.runner.chain.stats if name in names] == names[2:]
     assert len(core.runner.chain._groups.all) == before + 2
+
+
+@pytest.mark.parametrize("share", [1e-9, 0.05, 1.0])
+def test_tokens_do_not_depend_on_the_time_that_uploads_have(store: UploadStore, share: float) -> None:
+    name = store.add(KEY, "mine", NO_REPEATS.read_bytes()).name
+    uses = [using(store, name, penalty=penalty) for penalty in (1, 100)]
+    requests = [
+        request("plain", [7, 8], max_tokens=40),
+        *(request(f"r{at}", [5, 6], max_tokens=9, selection=use, seed=3) for at, use in enumerate(uses)),
+        request("later", [5, 6], max_tokens=9, selection=uses[0], seed=3),
+    ]
+    alone = {each.request_id: run_to_end(engine(), [each])[each.request_id] for each in requests}
+    assert run_to_end(engine(share), requests) == alone
 
 
 def test_an_upload_that_was_deleted_meanwhile_fails_its_request(store: UploadStore) -> None:

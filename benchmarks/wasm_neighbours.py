@@ -1,0 +1,194 @@
+"""Time between a request's tokens beside hostile uploads, over that beside plain requests.
+
+    PYTHONPATH=tests python benchmarks/wasm_neighbours.py
+
+Four requests without processors generate beside twelve others: plain ones, ones whose module uses its instructions of
+a step up, ones whose module does so at its start and which end at their first token, and ones with mutated and random
+modules. Kinds take turns of a second. Exits with status 1 if the mean time over the plain turns' is above 1.05 in the
+median of the rounds.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from fastdeploy_lp.platforms import current_platform
+
+if __name__ == "__main__":
+    # Before Paddle is imported, which reads its settings then.
+    WANTED = current_platform().worker_environment() | {"FASTDEPLOY_LP_PLUGINS": ""}
+    if any(os.environ.get(name) != value for name, value in WANTED.items()):
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, **WANTED})
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+from random import Random
+
+from support.wasm import NO_REPEATS, TOP_GAP, wat
+from support.wasm_fuzz import RandomProgram, mutated
+
+from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection
+from fastdeploy_lp.logits_processor.wasm.engine import wasm_engine
+from fastdeploy_lp.logits_processor.wasm.errors import WasmError
+from fastdeploy_lp.logits_processor.wasm.module import WasmModule
+from fastdeploy_lp.messages import AddRequest
+from fastdeploy_lp.request.sampling_params import SettledParams
+from fastdeploy_lp.startup.engine_args import EngineArgs
+from fastdeploy_lp.worker.engine_core import EngineCore
+
+NEIGHBOURS, OTHERS = 4, 12
+MAX_RATIO = 1.05
+PLAIN, STEP, START, FUZZED = "plain", "uses up a step", "uses up a start", "mutated and random"
+# Nearly the fuel of a step and of a start; a turn of the loop costs five.
+STEP_TURNS, START_TURNS = 1_900_000, 190_000_000
+
+
+def spinning(turns: int) -> str:
+    """Returns the body of a function that runs a loop and returns 0."""
+    step = "(local.tee $i (i32.sub (local.get $i) (i32.const 1)))"
+    return f"(local $i i32) (local.set $i (i32.const {turns})) (loop $l (br_if $l {step})) (i32.const 0)"
+
+
+def valid_modules(folder: Path, modules: int) -> list[bytes]:
+    """Returns mutated and random modules that an upload would accept."""
+    random, engine, found = Random(7), wasm_engine(1024, None), []
+    path = folder / "candidate.wasm"
+    while len(found) < modules:
+        program = RandomProgram(random).module() if random.random() < 0.5 else None
+        content = program or mutated(random, random.choice([NO_REPEATS, TOP_GAP]).read_bytes())
+        path.write_bytes(content)
+        try:
+            engine.linked(WasmModule.read(path))
+        except (WasmError, ValueError):
+            continue
+        found.append(content)
+    return found
+
+
+class Crowd:
+    """An engine with neighbours that generate all the time, and others that are replaced when they end."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        slots = NEIGHBOURS + OTHERS
+        options = EngineArgs(
+            model=args.model,
+            quantization=args.quantization,
+            max_num_seqs=slots,
+            max_model_len=2048,
+            upload_time_share=args.share,
+        )
+        config = options.create_fd_config(show_progress=False)
+        self._engine = EngineCore(config, LogitsProcessorChain([], config))
+        self._names = map("r{}".format, count())
+        self._others: set[str] = set()
+        self._neighbours: set[str] = set()
+
+    def run(self, seconds: float, selection: Callable[[], Selection], max_tokens: int) -> list[float]:
+        """Returns the seconds between steps in which the neighbours get their tokens."""
+        times: list[float] = []
+        end = time.perf_counter() + seconds
+        last = None
+        while (now := time.perf_counter()) < end or len(times) < 2:
+            while len(self._others) < OTHERS:
+                self._others.add(self._add(selection(), max_tokens))
+            while len(self._neighbours) < NEIGHBOURS:
+                self._neighbours.add(self._add(Selection(), 1900))
+            steps = self._engine.step().steps
+            ended = {step.request_id for step in steps if step.finish_reason or step.error}
+            if ended & self._neighbours:
+                last = None
+            elif any(step.request_id in self._neighbours for step in steps):
+                now = time.perf_counter()
+                times += [] if last is None else [now - last]
+                last = now
+            self._others -= ended
+            self._neighbours -= ended
+        self._engine.abort(self._others)
+        self._others = set()
+        return times
+
+    def _add(self, selection: Selection, max_tokens: int) -> str:
+        name = next(self._names)
+        params = SettledParams(temperature=1.0, seed=1, max_tokens=max_tokens, ignore_eos=True)
+        client = "hostile" if selection.brought else "other"
+        self._engine.add(AddRequest(name, [17, 18, 19], params, selection, client=client))
+        return name
+
+
+def selections(folder: Path, kind: str, contents: Sequence[bytes]) -> Callable[[], Selection]:
+    """Returns a function that chooses the next module, each under a name of its own."""
+    names = []
+    for number, content in enumerate(contents):
+        path = folder / f"{kind.replace(' ', '_')}{number}.wasm"
+        path.write_bytes(content)
+        names.append((path.stem, f"{path.stem}={path}"))
+    turn = count()
+
+    def choose() -> Selection:
+        name, spec = names[next(turn) % len(names)]
+        return Selection(named={name: {}}, order=(name,), brought={name: spec})
+
+    return choose
+
+
+def measure(args: argparse.Namespace) -> dict[str, list[float]]:
+    """Returns by kind each round's mean time between tokens over that of the plain turn."""
+    ratios: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        kinds = {
+            PLAIN: (Selection, 400),
+            STEP: (selections(Path(folder), STEP, [wat(spinning(STEP_TURNS))]), 400),
+            START: (selections(Path(folder), START, [wat(init=spinning(START_TURNS))]), 1),
+            FUZZED: (selections(Path(folder), FUZZED, valid_modules(Path(folder), args.modules)), 50),
+        }
+        crowd = Crowd(args)
+        for number in range(args.rounds + 1):
+            means = {}
+            for kind, (selection, max_tokens) in kinds.items():
+                crowd.run(args.seconds / 4, selection, max_tokens)
+                times = crowd.run(args.seconds, selection, max_tokens)
+                means[kind] = statistics.fmean(times)
+                if args.verbose:
+                    print(f"{kind:20} mean {1e3 * means[kind]:7.2f} ms  longest {1e3 * max(times):7.2f} ms", flush=True)
+            if number:
+                for kind, mean in means.items():
+                    ratios.setdefault(kind, []).append(mean / means[PLAIN])
+    return ratios
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """Returns the options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--quantization", default="w8a8")
+    parser.add_argument("--modules", type=int, default=500, help="mutated and random ones")
+    parser.add_argument("--rounds", type=int, default=9, help="after one that does not count")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of a turn")
+    parser.add_argument("--share", type=float, default=0.05, help="--upload-time-share of the server")
+    parser.add_argument("--verbose", action="store_true", help="print each turn")
+    parser.add_argument("--smoke", action="store_true", help="seconds; judges nothing")
+    args = parser.parse_args(given)
+    if args.smoke:
+        args.modules, args.rounds, args.seconds = 10, 1, 0.2
+    return args
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Measures, reports and judges."""
+    args = arguments(given)
+    ratios = measure(args)
+    medians = {kind: statistics.median(found) for kind, found in ratios.items()}
+    for kind, found in ratios.items():
+        spread = ", ".join(f"{each:.3f}" for each in sorted(found))
+        print(f"{kind}: median {medians[kind]:.3f} of the time beside plain requests ({spread})")
+    return 0 if args.smoke else int(max(medians.values()) > MAX_RATIO)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

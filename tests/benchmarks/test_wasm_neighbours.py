@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.tiny import write_tiny_checkpoint
+
+from benchmarks.wasm_neighbours import FUZZED, PLAIN, START, STEP, arguments, measure
+
+
+def test_every_kind_is_measured(tmp_path: Path) -> None:
+    model = write_tiny_checkpoint(tmp_path, context=2048)
+    args = arguments(["--smoke", "--model", str(model), "--quantization", "w8a8"])
+    ratios = measure(args)
+    assert list(ratios) == [PLAIN, STEP, START, FUZZED]
+    assert all(len(found) == 1 and found[0] > 0 for found in ratios.values())

@@ -57,7 +57,8 @@ def spinning(turns: int) -> str:
 
 def valid_modules(folder: Path, modules: int) -> list[bytes]:
     """Returns mutated and random modules that an upload would accept."""
-    random, engine, found = Random(7), wasm_engine(1024, None), []
+    random, engine = Random(7), wasm_engine(1024, None)
+    found: list[bytes] = []
     path = folder / "candidate.wasm"
     while len(found) < modules:
         program = RandomProgram(random).module() if random.random() < 0.5 else None

@@ -56,9 +56,10 @@ serve: $(VENV)/serve.done ## serve the default model with LogitBiasLogitsProcess
 	@$(BIN)/python -m fastdeploy_lp serve --config configs/smollm2-135m.yaml
 
 # Two files at a time: a test that waits for a server leaves its core to another. Not by xdist's groups, which pytest 9.2
-# ignores silently (pytest-xdist #1386): each file's servers then start in both processes.
+# ignores silently (pytest-xdist #1386): each file's servers then start in both processes. In the order of the files:
+# in xdist's, by the number of tests, those whose one test takes a minute come last, beside an idle core.
 test: $(VENV)/dev.done $(VENV)/zoo.done ## run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-long: $(VENV)/dev.done $(VENV)/zoo.done ## run the tests that take many minutes
 	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)

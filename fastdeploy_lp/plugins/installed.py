@@ -25,7 +25,8 @@ def installed_plugins(group: PluginGroup) -> list[Plugin]:
 
 def allowed_plugins(group: PluginGroup) -> list[Plugin]:
     """Returns the plugins of a group that `FASTDEPLOY_LP_PLUGINS` allows to load."""
-    return [plugin for plugin in installed_plugins(group) if may_load(plugin)]
+    # To find the installed ones reads the metadata of all packages.
+    return [] if allowed_names() == frozenset() else [each for each in installed_plugins(group) if may_load(each)]
 
 
 def may_load(plugin: Plugin) -> bool:

@@ -107,7 +107,8 @@ def _positive(text: str) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures each precision, print and write; 1 if one of them could not be measured."""
     args = parse_arguments(argv)
-    sizes = Sizes(args.prompts, args.batches, args.contexts, args.turns, rounds=1 if args.smoke else 5)
+    times = {"rounds": 1, "counts": False} if args.smoke else {}
+    sizes = Sizes(args.prompts, args.batches, args.contexts, args.turns, **times)
     onednn = None if args.onednn is None else str(args.onednn)
     results: list[Measured] = []
     with tempfile.TemporaryDirectory() as name:

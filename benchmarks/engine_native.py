@@ -65,13 +65,15 @@ class Shape:
     format: WeightFormat
 
 
-def compile_native(directory: Path) -> Path:
+def compile_native(directory: Path, *, quickly: bool = False) -> Path:
     """Returns the harness of our kernels and of memory bandwidth in `directory`, compiled if missing.
+
+    quickly: without optimization, for a run whose times do not count.
 
     Raises CompileError if there is no compiler or it fails.
     """
     sources = [NATIVE / "products.cpp", NATIVE / "stream.cpp"]
-    return _compile(directory / "products.so", sources, "-I", str(SOURCE_DIRECTORY))
+    return _compile(directory / "products.so", sources, "-I", str(SOURCE_DIRECTORY), *(["-O0"] if quickly else []))
 
 
 def compile_onednn(directory: Path, include: Path, library: Path) -> Path:

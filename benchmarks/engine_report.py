@@ -27,7 +27,7 @@ class Sizes:
 
     A turn is `per_turn` steps and as many calls of each floor; `rounds` repeat a prompt, and compare a batch with and
     without logits processors. stream_bytes: size of the buffer that measures the memory's bandwidth; None for one that
-    no cache of this machine holds.
+    no cache of this machine holds. counts: False if only what runs matters, not how fast.
     """
 
     prompts: list[int]
@@ -37,6 +37,7 @@ class Sizes:
     per_turn: int = 3
     rounds: int = 5
     stream_bytes: int | None = None
+    counts: bool = True
 
 
 @dataclass(frozen=True)

@@ -233,7 +233,7 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.smoke:
         args.requests, args.max_tokens, args.turns = [1, 2], 12, 1
-        args.tasks = args.tasks or ["quote", "edit", "extract", "chat"]
+        args.tasks = args.tasks or ["quote", "chat"]
     return args
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from support.chat import metric, opened_stream, post, wait_for_running, wait_for_text
+from support.chat import HELLO, metric, opened_stream, post, wait_for_running, wait_for_text
+from support.errors import check_error
 from support.server import ServerProcess, process_exists, wait_until
 from support.supervised import LONG, kill_worker, supervised_server, wait_for_new_worker
 
@@ -127,8 +128,11 @@ def test_nothing_is_left(death: Death) -> None:
 
 
 def test_a_server_whose_workers_keep_ending_ends_as_well(tmp_path: Path) -> None:
-    """A restart is tried, and the last cause told."""
-    with supervised_server(tmp_path, "--max-worker-restarts", "1") as server:
+    """A restart is tried, and the last cause told. A failure that a processor explains does not count."""
+    poison = {"messages": HELLO, "max_tokens": 8, "logits_processors_args": {"deadly": "exit"}}
+    options = ["--logits-processors", "support.deadly:Deadly", "--max-worker-restarts", "1"]
+    with supervised_server(tmp_path, *options) as server:
+        check_error(post(server, poison), 500)
         wait_for_new_worker(server, kill_worker(server))
         kill_worker(server)
         assert server.process is not None

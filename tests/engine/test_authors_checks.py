@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +38,20 @@ async def preparing(timeout: float = 120.0) -> AsyncIterator[RequestPreparation]
         await preparation.close()
 
 
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared(runner: asyncio.Runner) -> Iterator[RequestPreparation]:
+    """On the loop of `runner`: its processes take a second each to start."""
+    entered = preparing()
+    yield runner.run(entered.__aenter__())
+    runner.run(entered.__aexit__(None, None, None))
+
+
 def asking(name: str, **params: str) -> SamplingParams:
     return SamplingParams(logits_processors={name: params})
 
@@ -49,21 +63,22 @@ def new_gate(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_loop_serves_others_while_a_check_is_held(name: str, tmp_path: Path) -> None:
+def test_the_loop_serves_others_while_a_check_is_held(
+    name: str, tmp_path: Path, shared: RequestPreparation, runner: asyncio.Runner
+) -> None:
     gate = new_gate(tmp_path)
 
     async def scenario() -> Settled:
-        async with preparing() as preparation:
-            asked = asyncio.create_task(preparation.settle(asking(name, gate=str(gate)), PROMPT))
-            # Returns when the check has opened the pipe for reading.
-            writer = await asyncio.to_thread(gate.open, "wb")
-            for _ in range(TURNS):
-                await preparation.settle(BIASED, PROMPT)
-            assert not asked.done()
-            writer.close()
-            return await asked
+        asked = asyncio.create_task(shared.settle(asking(name, gate=str(gate)), PROMPT))
+        # Returns when the check has opened the pipe for reading.
+        writer = await asyncio.to_thread(gate.open, "wb")
+        for _ in range(TURNS):
+            await shared.settle(BIASED, PROMPT)
+        assert not asked.done()
+        writer.close()
+        return await asked
 
-    assert name in (asyncio.run(scenario()).selection.named or {})
+    assert name in (runner.run(scenario()).selection.named or {})
 
 
 def test_a_check_that_does_not_return_makes_its_processor_unavailable(tmp_path: Path) -> None:
@@ -79,31 +94,31 @@ def test_a_check_that_does_not_return_makes_its_processor_unavailable(tmp_path: 
     asyncio.run(scenario())
 
 
-def test_whatever_a_check_raises_refuses_its_request_alone() -> None:
+def test_whatever_a_check_raises_refuses_its_request_alone(shared: RequestPreparation, runner: asyncio.Runner) -> None:
     async def scenario() -> None:
-        async with preparing() as preparation:
-            for name in NAMES:
-                for error in ERRORS:
-                    with pytest.raises(InvalidRequestError, match=error) as refused:
-                        await preparation.settle(asking(name, error=error), PROMPT)
-                    assert (refused.value.param or "").startswith(f"logits_processors.{name}")
-                await preparation.settle(asking(name), PROMPT)
+        for name in NAMES:
+            for error in ERRORS:
+                with pytest.raises(InvalidRequestError, match=error) as refused:
+                    await shared.settle(asking(name, error=error), PROMPT)
+                assert (refused.value.param or "").startswith(f"logits_processors.{name}")
+            await shared.settle(asking(name), PROMPT)
 
-    asyncio.run(scenario())
+    runner.run(scenario())
 
 
-def test_a_client_that_leaves_ends_no_other_check(tmp_path: Path) -> None:
+def test_a_client_that_leaves_ends_no_other_check(
+    tmp_path: Path, shared: RequestPreparation, runner: asyncio.Runner
+) -> None:
     gate = new_gate(tmp_path)
 
     async def scenario() -> None:
-        async with preparing() as preparation:
-            left = asyncio.create_task(preparation.settle(asking("HeldCheck", gate=str(gate)), PROMPT))
-            writer = await asyncio.to_thread(gate.open, "wb")
-            stays = asyncio.create_task(preparation.settle(asking("HeldCheck"), PROMPT))
-            left.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await left
-            await stays
-            writer.close()
+        left = asyncio.create_task(shared.settle(asking("HeldCheck", gate=str(gate)), PROMPT))
+        writer = await asyncio.to_thread(gate.open, "wb")
+        stays = asyncio.create_task(shared.settle(asking("HeldCheck"), PROMPT))
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        await stays
+        writer.close()
 
-    asyncio.run(scenario())
+    runner.run(scenario())

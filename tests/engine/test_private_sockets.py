@@ -10,8 +10,8 @@ import stat
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from fastdeploy_lp.request.sampling_params import SamplingParams
 NOBODY = 65534
 PROCESS_FILES = ["environ", "maps"]
 SECONDS = 60.0
+KEY = "secret-key-of-a-client"
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0,
     reason="only root can become another user; test_a_stranger_is_refused_and_logged tries the same as the same user",
@@ -72,14 +73,36 @@ STRANGER = """
 """
 
 
-@asynccontextmanager
-async def running_worker(fd_config: FDConfig) -> AsyncIterator[WorkerHandle]:
-    handle = WorkerHandle(fd_config)
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    """The loop of the workers below, of which nothing is left."""
+    with asyncio.Runner() as made:
+        yield made
+    wait_until(lambda: not list(Path("/proc/self/task").glob("*/children")) or not _children(), 10.0)
+
+
+def worker(runner: asyncio.Runner, transport: str) -> Iterator[WorkerHandle]:
+    """A worker that starts in an environment with clients' keys."""
+    handle = WorkerHandle(config(transport))
     try:
-        assert isinstance(await handle.start({}), WorkerReady)
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("TMPDIR", "/tmp")
+            for variable in KEY_VARIABLES:
+                environment.setenv(variable, KEY)
+            assert isinstance(runner.run(handle.start({})), WorkerReady)
         yield handle
     finally:
-        await handle.stop()
+        runner.run(handle.stop())
+
+
+@pytest.fixture(scope="module")
+def over_unix(runner: asyncio.Runner) -> Iterator[WorkerHandle]:
+    yield from worker(runner, "unix")
+
+
+@pytest.fixture(scope="module")
+def over_tcp(runner: asyncio.Runner) -> Iterator[WorkerHandle]:
+    yield from worker(runner, "tcp")
 
 
 async def what_succeeds(handle: WorkerHandle, user: int) -> list[str]:
@@ -125,22 +148,23 @@ async def answer_to_a_request_of_ours(handle: WorkerHandle) -> list[str]:
 
 
 @needs_root
-@pytest.mark.parametrize("transport", ["unix", "tcp"])
-def test_another_user_can_neither_read_nor_inject(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", "/tmp")
+@pytest.mark.parametrize("worker", ["over_unix", "over_tcp"])
+def test_another_user_can_neither_read_nor_inject(
+    worker: str, runner: asyncio.Runner, request: pytest.FixtureRequest
+) -> None:
+    handle: WorkerHandle = request.getfixturevalue(worker)
 
     async def main() -> None:
-        async with running_worker(config(transport)) as handle:
-            attempts = asyncio.create_task(what_succeeds(handle, NOBODY))
-            told = await answer_to_a_request_of_ours(handle)
-            assert await attempts == []
-            assert set(told + await answer_to_a_request_of_ours(handle)) == {"ours"}
-            # Made by somebody who may, the same attempts tell the difference; nor does root pass the handshake.
-            # Nobody finds a unix socket any more: its name is gone since the worker has connected.
-            assert await what_succeeds(handle, 0) == PROCESS_FILES
-            assert set(await answer_to_a_request_of_ours(handle)) == {"ours"}
+        attempts = asyncio.create_task(what_succeeds(handle, NOBODY))
+        told = await answer_to_a_request_of_ours(handle)
+        assert await attempts == []
+        assert set(told + await answer_to_a_request_of_ours(handle)) == {"ours"}
+        # Made by somebody who may, the same attempts tell the difference; nor does root pass the handshake.
+        # Nobody finds a unix socket any more: its name is gone since the worker has connected.
+        assert await what_succeeds(handle, 0) == PROCESS_FILES
+        assert set(await answer_to_a_request_of_ours(handle)) == {"ours"}
 
-    asyncio.run(main())
+    runner.run(main())
 
 
 def test_the_sockets_folder_is_our_own() -> None:
@@ -189,20 +213,14 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_the_port_is_closed_once_the_worker_is_connected() -> None:
+def test_the_port_is_closed_once_the_worker_is_connected(over_tcp: WorkerHandle, runner: asyncio.Runner) -> None:
     """Another user's connections, which need no key to be idle, would use up the files of this process."""
-    fd_config = config("tcp")
-    port = fd_config.parallel_config.engine_worker_queue_port
-
-    async def main() -> None:
-        async with running_worker(fd_config) as handle:
-            before = open_files()
-            with pytest.raises(TimeoutError):
-                socket.create_connection(("127.0.0.1", port), timeout=0.3)
-            assert open_files() == before
-            assert set(await answer_to_a_request_of_ours(handle)) == {"ours"}
-
-    asyncio.run(main())
+    port = int(endpoint_of(over_tcp).rpartition(":")[2])
+    before = open_files()
+    with pytest.raises(TimeoutError):
+        socket.create_connection(("127.0.0.1", port), timeout=0.3)
+    assert open_files() == before
+    assert set(runner.run(answer_to_a_request_of_ours(over_tcp))) == {"ours"}
 
 
 def test_who_says_nothing_before_the_worker_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,22 +251,10 @@ def test_knocking_for_ever_does_not_fill_the_log(caplog: pytest.LogCaptureFixtur
     assert len(caplog.records) == 10
 
 
-def test_the_worker_does_not_get_the_keys_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in KEY_VARIABLES:
-        monkeypatch.setenv(variable, "secret-key-of-a-client")
-
-    async def main() -> None:
-        async with running_worker(config("unix")) as handle:
-            parts = [Path(f"/proc/{handle.pid}/{name}").read_bytes() for name in ("environ", "cmdline")]
-            assert parts[0].count(b"PYTHONPATH=") == 1
-            assert b"secret-key-of-a-client" not in b"".join(parts)
-
-    asyncio.run(main())
-
-
-def test_the_worker_was_waited_for() -> None:
-    """Nothing of the above is left."""
-    wait_until(lambda: not list(Path("/proc/self/task").glob("*/children")) or not _children(), 10.0)
+def test_the_worker_does_not_get_the_keys_of_clients(over_unix: WorkerHandle) -> None:
+    parts = [Path(f"/proc/{over_unix.pid}/{name}").read_bytes() for name in ("environ", "cmdline")]
+    assert parts[0].count(b"PYTHONPATH=") == 1
+    assert KEY.encode() not in b"".join(parts)
 
 
 def _children() -> list[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.grammars import TINY_EOS, TINY_VOCAB, ambiguous, endless
@@ -47,6 +48,9 @@ class Shared:
         except InvalidRequestError as error:
             return error
         return None
+
+    def run(self, scenario: Coroutine[Any, Any, None]) -> None:
+        self._loop.run_until_complete(scenario)
 
     def close(self) -> None:
         for checker in self._checkers.values():
@@ -142,16 +146,18 @@ def test_slow_grammars_hold_up_no_quick_one(model: ModelConfig, monkeypatch: pyt
     asyncio.run(run())
 
 
-def test_the_time_of_a_grammar_that_waits_does_not_count(model: ModelConfig) -> None:
-    async def run() -> None:
-        async with closing(model) as checker:
-            with turns_taken(checker):
-                waiting = asyncio.create_task(checker.check(QUICK))
-                await asyncio.wait({waiting}, timeout=0.05)
-                assert not waiting.done()
-            await waiting
+def test_the_time_of_a_grammar_that_waits_does_not_count(shared: Shared) -> None:
+    grammar = Grammar('start: "it waits"', FIELD)
 
-    asyncio.run(run())
+    async def run() -> None:
+        checker = shared.checker()
+        with turns_taken(checker):
+            waiting = asyncio.create_task(checker.check(grammar))
+            await asyncio.wait({waiting}, timeout=0.05)
+            assert not waiting.done()
+        await waiting
+
+    shared.run(run())
 
 
 def test_no_more_wait_than_have_room(model: ModelConfig) -> None:
@@ -170,49 +176,53 @@ def test_no_more_wait_than_have_room(model: ModelConfig) -> None:
     asyncio.run(run())
 
 
-def test_one_that_nobody_waits_for_any_more_leaves_the_queue(model: ModelConfig) -> None:
+def test_one_that_nobody_waits_for_any_more_leaves_the_queue(shared: Shared) -> None:
+    grammar = Grammar('start: "nobody waits"', FIELD)
+
     async def run() -> None:
-        async with closing(model) as checker:
-            turns = checker._processes._pool._turns
-            with turns_taken(checker):
-                first, second = (asyncio.create_task(checker.check(QUICK)) for _ in range(2))
-                await asyncio.wait({first}, timeout=0.05)
-                assert turns.num_waiting == 1
-                first.cancel()
-                await asyncio.wait({first})
-                assert turns.num_waiting == 1
-                second.cancel()
-                await asyncio.wait({second})
-                await asyncio.sleep(0)
-                assert turns.num_waiting == 0
-            await checker.check(QUICK)
+        checker = shared.checker()
+        turns = checker._processes._pool._turns
+        with turns_taken(checker):
+            first, second = (asyncio.create_task(checker.check(grammar)) for _ in range(2))
+            await asyncio.wait({first}, timeout=0.05)
+            assert turns.num_waiting == 1
+            first.cancel()
+            await asyncio.wait({first})
+            assert turns.num_waiting == 1
+            second.cancel()
+            await asyncio.wait({second})
+            await asyncio.sleep(0)
+            assert turns.num_waiting == 0
+        await checker.check(grammar)
 
-    asyncio.run(run())
+    shared.run(run())
 
 
-def test_one_that_is_abandoned_while_it_compiles_ends_its_process(model: ModelConfig) -> None:
+def test_one_that_is_abandoned_while_it_compiles_ends_its_process(shared: Shared) -> None:
     async def run() -> None:
-        async with closing(model) as checker:
-            await checker.check(QUICK)
-            (process,) = checker._processes._pool.idle
-            abandoned = asyncio.create_task(checker.check(Grammar(endless(), FIELD)))
-            await asyncio.wait({abandoned}, timeout=0.05)
-            abandoned.cancel()
-            await process.status()
-            await checker.check(Grammar('start: "b"', FIELD))
+        checker = shared.checker()
+        await checker.check(QUICK)
+        (process,) = checker._processes._pool.idle
+        abandoned = asyncio.create_task(checker.check(Grammar(endless(), FIELD)))
+        await asyncio.wait({abandoned}, timeout=0.05)
+        abandoned.cancel()
+        await process.status()
+        await checker.check(Grammar('start: "b"', FIELD))
 
-    asyncio.run(run())
+    shared.run(run())
 
 
-def test_requests_with_one_grammar_share_a_trial(model: ModelConfig) -> None:
+def test_requests_with_one_grammar_share_a_trial(shared: Shared) -> None:
+    grammar = Grammar('start: "shared"', FIELD)
+
     async def run() -> None:
-        async with closing(model) as checker:
-            with turns_taken(checker):
-                checks = [asyncio.create_task(checker.check(QUICK)) for _ in range(8)]
-                await asyncio.wait(checks, timeout=0.05)
-                assert checker._processes._pool._turns.num_waiting == 1
-            await asyncio.gather(*checks)
-            with turns_taken(checker):
-                await checker.check(QUICK)
+        checker = shared.checker()
+        with turns_taken(checker):
+            checks = [asyncio.create_task(checker.check(grammar)) for _ in range(8)]
+            await asyncio.wait(checks, timeout=0.05)
+            assert checker._processes._pool._turns.num_waiting == 1
+        await asyncio.gather(*checks)
+        with turns_taken(checker):
+            await checker.check(grammar)
 
-    asyncio.run(run())
+    shared.run(run())

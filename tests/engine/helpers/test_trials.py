@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.tiny import tiny_fd_config
 
-from fastdeploy_lp.engine.helpers.trials import NICENESS, SLOW_PROCESSES_EACH, Trials, UnsendableError
+from fastdeploy_lp.engine.helpers.trials import NICENESS, Trials, UnsendableError
 from fastdeploy_lp.logits_processor import RequestArgsError, load_processors
 from fastdeploy_lp.logits_processor.chain.author_threads import NotInTimeError
 from fastdeploy_lp.request.sampling_params import SamplingParams
@@ -48,15 +48,19 @@ async def refusal(of: Trials, name: str = "deadly", **args: str) -> Exception | 
     return None
 
 
-def test_only_the_first_process_loads_at_the_servers_priority() -> None:
+def test_only_the_first_process_loads_at_the_servers_priority_and_before_the_first_request() -> None:
     own = os.getpriority(os.PRIO_PROCESS, 0)
 
     async def scenario() -> None:
         async with trials() as made:
             made.start()
-            for at_import in (own, max(own, NICENESS)):
+            assert made._first is not None
+            await made._first
+            (first,) = made._pool.idle
+            for is_first, at_import in ((True, own), (False, max(own, NICENESS))):
                 assert f"imported at niceness {at_import}" in str(await refusal(made, mode="tell"))
                 (process,) = made._pool.idle
+                assert (process is first) == is_first
                 threads = [int(each) for each in os.listdir(f"/proc/{process.pid}/task")]
                 assert {os.getpriority(os.PRIO_PROCESS, each) for each in threads} == {max(own, NICENESS)}
                 await process.end()
@@ -67,8 +71,8 @@ def test_only_the_first_process_loads_at_the_servers_priority() -> None:
 def test_a_trial_that_ends_its_process_is_that_requests_error_and_the_next_one_goes_on() -> None:
     async def scenario() -> None:
         async with trials() as made:
-            for mode, status in (("exit", "status 7"), ("segfault", "status -11")):
-                error = await refusal(made, mode=mode, when="call" if mode == "exit" else "build")
+            for mode, when, status in (("exit", "call", "status 7"), ("segfault", "read", "status -11")):
+                error = await refusal(made, mode=mode, when=when)
                 assert isinstance(error, RequestArgsError)
                 assert error.path == "logits_processors.deadly"
                 assert error.reason.startswith("deadly: ")
@@ -77,78 +81,54 @@ def test_a_trial_that_ends_its_process_is_that_requests_error_and_the_next_one_g
             assert "these arguments do not fit" in str(await refusal(made, mode="refuse"))
             assert await refusal(made, mode="refuse", when="call") is not None
             assert "mode" in str(await refusal(made, mode="dance"))
-
-    run(scenario)
-
-
-def test_a_crash_in_a_params_model_is_its_requests_error() -> None:
-    async def scenario() -> None:
-        async with trials() as made:
-            error = await refusal(made, mode="segfault", when="read")
-            assert isinstance(error, RequestArgsError)
-            assert "status -11" in error.reason
-
-    run(scenario)
-
-
-def test_trials_that_hang_end_in_time_and_leave_room_for_others() -> None:
-    async def scenario() -> None:
-        async with trials(timeout=1.0) as made:
-            hanging = [refusal(made, mode="hang") for _ in range(SLOW_PROCESSES_EACH + 1)]
-            *errors, harmless = await asyncio.gather(*hanging, refusal(made))
-            assert all(isinstance(error, NotInTimeError) for error in errors)
-            assert "deadly" in str(errors[0])
-            # It waits for a turn, which hanging ones leave, and needs a process of its own.
-            assert harmless is None
-
-    run(scenario)
-
-
-def test_held_checks_of_one_processor_hold_up_no_other() -> None:
-    async def scenario() -> None:
-        async with trials() as made:
-            held = [asyncio.create_task(refusal(made, mode="hang")) for _ in range(SLOW_PROCESSES_EACH)]
-            deadline = time.monotonic() + PATIENT
-            while made._pool._slow_places.num_taken < SLOW_PROCESSES_EACH:
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.05)
-            assert await refusal(made, "other") is None
-            assert not any(each.done() for each in held)
-            for each in held:
-                each.cancel()
-            await asyncio.gather(*held, return_exceptions=True)
+            # Also when it ended between two requests.
+            (process,) = made._pool.idle
+            os.kill(process.pid, 9)
+            await process.status()
             assert await refusal(made) is None
 
     run(scenario)
 
 
-def test_no_process_is_left() -> None:
+def test_trials_that_hang_end_in_time_and_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastdeploy_lp.engine.helpers.trials.SLOW_PROCESSES_EACH", 1)
+
+    async def scenario() -> None:
+        async with trials(timeout=0.5) as made:
+            for _ in range(2):
+                error = await refusal(made, mode="hang")
+                assert isinstance(error, NotInTimeError)
+                assert "deadly: its own code took longer than 0.5 s" in str(error)
+
+    run(scenario)
+
+
+def test_held_checks_of_one_processor_hold_up_no_other_and_end_with_their_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fastdeploy_lp.engine.helpers.trials.SLOW_PROCESSES_EACH", 1)
+
     def children() -> set[str]:
         return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 
     async def scenario() -> None:
         before = children()
         async with trials() as made:
-            await refusal(made)
-            assert len(children() - before) == 1
-            asked = asyncio.create_task(refusal(made, mode="hang"))
-            await refusal(made)
-            asked.cancel()
+            held = asyncio.create_task(refusal(made, mode="hang"))
+            deadline = time.monotonic() + PATIENT
+            while made._pool._slow_places.num_taken < 1:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
+            assert "takes long, as it does for other requests" in str(await refusal(made, mode="hang"))
+            assert await refusal(made, "other") is None
+            assert len(children() - before) == 2
+            assert not held.done()
+            held.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await asked
+                await held
+            assert await refusal(made) is None
+            assert len(children() - before) == 1
         assert children() == before
-
-    run(scenario)
-
-
-def test_a_process_that_ended_between_requests_is_replaced() -> None:
-    async def scenario() -> None:
-        async with trials() as made:
-            assert await refusal(made) is None
-            (process,) = made._pool.idle
-            os.kill(process.pid, 9)
-            await process.status()
-            assert await refusal(made) is None
 
     run(scenario)
 
@@ -158,19 +138,6 @@ def test_values_that_no_message_can_hold_are_told_apart() -> None:
         async with trials() as made:
             with pytest.raises(UnsendableError):
                 await made.selection(SamplingParams(logits_processors={"deadly": {"mode": object()}}), ["deadly"])
-
-    run(scenario)
-
-
-def test_a_process_is_there_before_the_first_request() -> None:
-    async def scenario() -> None:
-        async with trials() as made:
-            made.start()
-            assert made._first is not None
-            await made._first
-            (first,) = made._pool.idle
-            assert await refusal(made) is None
-            assert made._pool.idle == (first,)
 
     run(scenario)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -41,6 +41,20 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(scenario())
 
 
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared(runner: asyncio.Runner) -> Iterator[LateValues]:
+    """On the loop of `runner`, for tests that do not end its process."""
+    entered = late_values()
+    yield runner.run(entered.__aenter__())
+    runner.run(entered.__aexit__(None, None, None))
+
+
 def asks(name: str, **args: Any) -> Selection:
     return Selection(named={name: args})
 
@@ -49,51 +63,54 @@ def found(selection: Selection, name: str) -> Any:
     return selection.args_for(name).prepared
 
 
-def test_each_way_of_a_call_has_its_own_end() -> None:
+def test_each_way_of_a_call_has_its_own_end(shared: LateValues, runner: asyncio.Runner) -> None:
     """All in one process and at the same time: no call changes the end of another."""
 
     async def scenario() -> None:
-        async with late_values() as values:
-            wanted = {
-                "finds": asks("LooksUp", word="word"),
-                "finds late": asks("LooksUp", seconds=0.4),
-                "hangs": asks("LooksUp", how="hangs"),
-                "raises": asks("LooksUp", how="raises"),
-                "large": asks("LooksUp", how="large"),
-                "unsendable": asks("LooksUp", how="unsendable"),
-                "skips": asks("Skips", how="hangs"),
-                "skips a fault": asks("Skips", how="raises"),
-                "holds": asks("Holds", seconds=0.8),
-                "of none": asks("Other"),
-            }
-            adding = [values.add(each, PROMPT) for each in wanted.values()]
-            ends = dict(zip(wanted, await asyncio.gather(*adding, return_exceptions=True), strict=True))
-            assert found(ends["finds"], "LooksUp") == {"token": 304, "tokens": 3}
-            assert found(ends["finds late"], "LooksUp") == {"token": 301, "tokens": 3}
-            assert found(ends["holds"], "Holds") == {"token": 301, "tokens": 3}
-            assert isinstance(ends["hangs"], ProcessorUnavailableError)
-            assert str(ends["hangs"]) == "logits processor LooksUp: its prepare took longer than 1.5 s"
-            for name, reason in (
-                ("raises", "LookupError: no such word"),
-                ("large", "at most 131072"),
-                ("unsendable", ""),
-            ):
-                error = ends[name]
-                assert type(error) is RequestFailedError
-                assert "logits processor LooksUp: its prepare failed: " in str(error)
-                assert reason in str(error)
-            for name in ("skips", "skips a fault"):
-                left_out = ends[name]
-                assert isinstance(left_out, Selection)
-                assert all(not each.is_meant_for(left_out) for each in load_processors(SPECS))
-                assert all(each.leaves_alone(left_out) for each in load_processors(SPECS))
-            assert ends["of none"].prepared == {}
+        wanted = {
+            "finds": asks("LooksUp", word="word"),
+            "finds late": asks("LooksUp", seconds=0.4),
+            "hangs": asks("LooksUp", how="hangs"),
+            "raises": asks("LooksUp", how="raises"),
+            "large": asks("LooksUp", how="large"),
+            "unsendable": asks("LooksUp", how="unsendable"),
+            "skips": asks("Skips", how="hangs"),
+            "skips a fault": asks("Skips", how="raises"),
+            "holds": asks("Holds", seconds=0.8),
+            "of none": asks("Other"),
+        }
+        adding = [shared.add(each, PROMPT) for each in wanted.values()]
+        ends = dict(zip(wanted, await asyncio.gather(*adding, return_exceptions=True), strict=True))
+        assert found(ends["finds"], "LooksUp") == {"token": 304, "tokens": 3}
+        assert found(ends["finds late"], "LooksUp") == {"token": 301, "tokens": 3}
+        assert found(ends["holds"], "Holds") == {"token": 301, "tokens": 3}
+        assert isinstance(ends["hangs"], ProcessorUnavailableError)
+        assert str(ends["hangs"]) == "logits processor LooksUp: its prepare took longer than 1.5 s"
+        for name, reason in (
+            ("raises", "LookupError: no such word"),
+            ("large", "at most 131072"),
+            ("unsendable", ""),
+        ):
+            error = ends[name]
+            assert type(error) is RequestFailedError
+            assert "logits processor LooksUp: its prepare failed: " in str(error)
+            assert reason in str(error)
+        for name in ("skips", "skips a fault"):
+            left_out = ends[name]
+            assert isinstance(left_out, Selection)
+            assert all(not each.is_meant_for(left_out) for each in load_processors(SPECS))
+            assert all(each.leaves_alone(left_out) for each in load_processors(SPECS))
+        assert ends["of none"].prepared == {}
 
-    run(scenario)
+    runner.run(scenario())
 
 
-def test_a_call_that_blocks_the_event_loop_fails_alone() -> None:
-    """The process ends, and the other calls run in another one."""
+def test_a_processor_that_blocks_the_event_loop_fails_alone_and_in_the_end_is_called_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its process ends, the other calls run in another one. Each new process costs seconds of a core."""
+    # On a busy machine the processes take long to start.
+    monkeypatch.setattr(preparer, "BLOCKED_MEMORY_SECONDS", 3600.0)
 
     async def scenario() -> None:
         async with late_values() as values:
@@ -103,18 +120,7 @@ def test_a_call_that_blocks_the_event_loop_fails_alone() -> None:
             with pytest.raises(RequestFailedError, match="blocked its event loop for more than 1 s"):
                 await blocks
             assert found(await holds, "Holds")["token"] == 301
-
-    run(scenario)
-
-
-def test_a_processor_that_keeps_blocking_is_called_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each new process costs seconds of a core; other processors are still called."""
-    # On a busy machine the processes take long to start.
-    monkeypatch.setattr(preparer, "BLOCKED_MEMORY_SECONDS", 3600.0)
-
-    async def scenario() -> None:
-        async with late_values() as values:
-            for _ in range(MAX_BLOCKED):
+            for _ in range(MAX_BLOCKED - 1):
                 with pytest.raises(RequestFailedError, match="blocked its event loop"):
                     await values.add(asks("Holds", how="blocks"), PROMPT)
             with pytest.raises(RequestFailedError, match="3 calls have blocked the event loop lately"):
@@ -140,29 +146,27 @@ def test_a_cancelled_request_cancels_its_call() -> None:
     run(scenario)
 
 
-def test_what_is_mandatory_or_forced_is_never_left_out() -> None:
+def test_what_is_mandatory_or_forced_is_never_left_out(shared: LateValues, runner: asyncio.Runner) -> None:
     async def scenario() -> None:
         async with late_values(mandatory=["Skips"]) as values:
             with pytest.raises(ProcessorUnavailableError, match="Skips: its prepare took longer"):
                 await values.add(asks("Skips", seconds=30.0), PROMPT)
-        async with late_values() as values:
-            forced = Selection(imposed={"Skips": {"seconds": 30.0}}, secret=("Skips",))
-            with pytest.raises(ProcessorUnavailableError, match=r"^a logits processor of this server failed$"):
-                await values.add(forced, PROMPT)
+        forced = Selection(imposed={"Skips": {"seconds": 30.0}}, secret=("Skips",))
+        with pytest.raises(ProcessorUnavailableError, match=r"^a logits processor of this server failed$"):
+            await shared.add(forced, PROMPT)
 
-    run(scenario)
+    runner.run(scenario())
 
 
-def test_a_shadow_without_its_value_is_left_out() -> None:
+def test_a_shadow_without_its_value_is_left_out(shared: LateValues, runner: asyncio.Runner) -> None:
     async def scenario() -> None:
-        async with late_values() as values:
-            selection = Selection(named={"LooksUp": {"how": "raises"}}, shadow=("LooksUp",))
-            assert (await values.add(selection, PROMPT)).shadow == ()
-            kept = await values.add(Selection(named={"LooksUp": {}}, shadow=("LooksUp",)), PROMPT)
-            assert found(kept.in_shadow(), "LooksUp")["token"] == 301
-            assert found(kept, "LooksUp") is None
+        selection = Selection(named={"LooksUp": {"how": "raises"}}, shadow=("LooksUp",))
+        assert (await shared.add(selection, PROMPT)).shadow == ()
+        kept = await shared.add(Selection(named={"LooksUp": {}}, shadow=("LooksUp",)), PROMPT)
+        assert found(kept.in_shadow(), "LooksUp")["token"] == 301
+        assert found(kept, "LooksUp") is None
 
-    run(scenario)
+    runner.run(scenario())
 
 
 class Plain(LogitsProcessor):

@@ -22,6 +22,7 @@ from support.tiny import LONG_CONTEXT, write_tiny_checkpoint
 
 from fastdeploy_lp import EngineArgs
 from fastdeploy_lp.engine.client.admission import Admission
+from fastdeploy_lp.entrypoints.openai.api_server import main
 from fastdeploy_lp.entrypoints.openai.errors import describe
 from fastdeploy_lp.entrypoints.openai.streaming.stream_watch import StreamWatch
 from fastdeploy_lp.logits_processor import load_processors
@@ -46,6 +47,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def one_slot(checkpoint: Path) -> Iterator[ServerProcess]:
     """One slot, no queue, and a processor whose first fault puts it into quarantine."""
     limits = ["--max-num-seqs", "1", "--max-waiting-requests", "0", "--logits-processors-max-faults", "1"]
+    limits += ["--timeout-graceful-shutdown", "1"]
     sizes = ["--max-model-len", str(LONG_CONTEXT)]
     declared = ["--logits-processors", f"support.served_faults:{BOOM}"]
     with ServerProcess(*declared, *limits, *sizes, model=str(checkpoint)) as running:
@@ -61,6 +63,7 @@ class Bench:
     folder: Path
     log: pytest.LogCaptureFixture
     patch: pytest.MonkeyPatch
+    output: pytest.CaptureFixture[str]
 
 
 @pytest.fixture
@@ -70,9 +73,10 @@ def bench(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Bench:
     """Everything that a case may need."""
-    return Bench(one_slot, checkpoint, tmp_path, caplog, monkeypatch)
+    return Bench(one_slot, checkpoint, tmp_path, caplog, monkeypatch, capsys)
 
 
 def engine(**options: Any) -> Callable[[Bench], str]:
@@ -100,6 +104,13 @@ def start(*options: str) -> Callable[[Bench], str]:
         return done.stderr.splitlines()[-1]
 
     return ended
+
+
+def unknown_option(bench: Bench) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["--model", str(bench.checkpoint), "--enable-lora"])
+    assert ended.value.code == 2
+    return bench.output.readouterr().err.splitlines()[-1]
 
 
 def answer(status: int, **fields: Any) -> Callable[[Bench], str]:
@@ -191,18 +202,13 @@ def unread(bench: Bench) -> str:
     return bench.log.messages[-1]
 
 
-GRACE = ["--timeout-graceful-shutdown", "1", "--max-model-len", str(LONG_CONTEXT)]
-
-
 def interrupt(bench: Bench) -> str:
+    """The last of the cases: it ends the server."""
     body = {"messages": HELLO, "max_tokens": LONG_CONTEXT // 2, "ignore_eos": True}
-    with (
-        ServerProcess(*GRACE, model=str(bench.checkpoint)) as server,
-        opened_stream(server, body) as running,
-    ):
+    with opened_stream(bench.server, body) as running:
         wait_for_text(running)
-        assert server.stop(signal.SIGINT) == 130
-        return server.log
+        assert bench.server.stop(signal.SIGINT) == 130
+    return bench.server.log
 
 
 CASES: dict[str, list[Callable[[Bench], str]]] = {
@@ -211,7 +217,7 @@ CASES: dict[str, list[Callable[[Bench], str]]] = {
     "The port is in use": [start("--port", "PORT")],
     "The model is not found": [engine(model="organization/name")],
     "A logits processor is not found": [missing_processor],
-    "An option is unknown": [start("--enable-lora")],
+    "An option is unknown": [unknown_option],
     "Status 400: a field is unknown": [answer(400, tempereture=1)],
     "Status 400: an argument of a processor is unknown": [answer(400, logits_processors_args={"bom": 1})],
     "Status 400: the context is too short": [answer(400, max_tokens=10**6)],

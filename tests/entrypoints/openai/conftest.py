@@ -9,7 +9,9 @@ from pathlib import Path
 import openai
 import pytest
 from support.guarded import guarded_server_process
+from support.held import SPECS as HELD
 from support.server import TESTS, ServerProcess
+from support.supervised import supervised_server
 from support.tiny import write_tiny_checkpoint
 
 from fastdeploy_lp.config.log_format import FORMAT_VARIABLE, LEVEL_VARIABLE
@@ -36,6 +38,22 @@ def scripted_server() -> Iterator[ServerProcess]:
     template = ["--chat-template", str(TEMPLATE), "--trust-request-chat-template"]
     options = [*template, "--reasoning-parser", "qwen3", "--allow-extra-fields", "--vllm-metrics"]
     with ServerProcess("--logits-processors", "support.forced:ForcesTokens", *options) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def lasting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A tiny model with four slots and room for answers that a test has to end; tests leave it idle."""
+    with supervised_server(tmp_path_factory.mktemp("l")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def authors_server(tiny_checkpoint: Path) -> Iterator[ServerProcess]:
+    """Processors whose own code checks or prepares requests, in the ways of `support.held` and `support.preparing`."""
+    declared = [*HELD, *(f"support.preparing:{name}" for name in ("LooksUp", "Skips", "Holds"))]
+    options = ["--logits-processors-code-timeout", "60", "--max-num-seqs", "4"]
+    with ServerProcess("--logits-processors", *declared, *options, model=str(tiny_checkpoint)) as running:
         yield running
 
 

@@ -156,19 +156,23 @@ def test_each_worker_tells_of_its_own_cache(server: ServerProcess, ports: tuple[
 
 
 def test_a_dead_worker_is_nothing_to_the_other_ones_requests(server: ServerProcess) -> None:
-    """One stream on each worker: the dead one's pauses, the other goes on, and new requests are answered."""
-    calm = content_of(post(server, SHORT))
+    """Of two streams and two plain requests, one on each worker, those of the dead one run again, the others go on."""
+    lasting = {**SHORT, "max_tokens": 800}
+    calm, calm_lasting = (content_of(post(server, body)) for body in (SHORT, lasting))
     before = by_engine(server, "worker_restarts_total")
     old = server.worker_pids
-    with ExitStack() as stack:
-        streams = [stack.enter_context(opened_stream(server, {**LONG, "max_tokens": 1500})) for _ in range(2)]
+    with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        streams = [stack.enter_context(opened_stream(server, {**LONG, "max_tokens": 1000})) for _ in range(2)]
         for stream in streams:
             wait_for_text(stream)
+        plain = [pool.submit(post, server, lasting) for _ in range(2)]
+        wait_until(lambda: by_engine(server, "num_requests_running") == [2, 2], 30)
         os.kill(next(iter(old)), signal.SIGKILL)
         # Answered by the one that is left, long before the other one is back.
         answers = [post(server, SHORT) for _ in range(4)]
         assert health(server.url) == 200
         rests = sorted((text_of(chunks(stream)) for stream in streams), key=len)
+        assert [content_of(each.result(600)) for each in plain] == [calm_lasting] * 2
     assert [content_of(each) for each in answers] == [calm] * 4
     # Both have the same text, of which each had told a beginning by then.
     assert rests[0]
@@ -179,18 +183,6 @@ def test_a_dead_worker_is_nothing_to_the_other_ones_requests(server: ServerProce
         0,
         1,
     ]
-
-
-def test_plain_requests_of_a_dead_worker_run_again(server: ServerProcess) -> None:
-    body = {**SHORT, "max_tokens": 800}
-    calm = content_of(post(server, body))
-    with ThreadPoolExecutor(4) as pool:
-        waiting = [pool.submit(post, server, body) for _ in range(4)]
-        wait_until(lambda: min(by_engine(server, "num_requests_running")) > 0, 30)
-        os.kill(max(server.worker_pids), signal.SIGKILL)
-        answers = [each.result(600) for each in waiting]
-    assert [content_of(each) for each in answers] == [calm] * 4
-    wait_until(lambda: len(server.worker_pids) == 2, 60)
 
 
 def test_a_quarantine_in_one_worker_is_told_and_reset_in_all(server: ServerProcess) -> None:

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from support.bounded_server import answer, exchange, serving
 from support.chat import metric, wait_for_running
 from support.server import ServerProcess, wait_until
-from support.supervised import supervised_server
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A tiny model with room for long answers."""
-    with supervised_server(tmp_path_factory.mktemp("h")) as running:
-        yield running
+@pytest.fixture
+def server(lasting_server: ServerProcess) -> ServerProcess:
+    return lasting_server
 
 
 def request(body: str) -> bytes:

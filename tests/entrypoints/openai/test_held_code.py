@@ -12,18 +12,16 @@ from typing import Any
 import httpx
 import pytest
 from support.chat import HELLO, chunks, opened_stream, post
-from support.held import ERRORS, NAMES, SPECS
+from support.held import ERRORS, NAMES
 from support.server import ServerProcess
 
 HEALTH_CHECKS = 20
 TOKENS = 24
 
 
-@pytest.fixture(scope="module")
-def server(tiny_checkpoint: Path) -> Iterator[ServerProcess]:
-    options = ["--logits-processors-code-timeout", "60", "--max-num-seqs", "4"]
-    with ServerProcess("--logits-processors", *SPECS, *options, model=str(tiny_checkpoint)) as running:
-        yield running
+@pytest.fixture
+def server(authors_server: ServerProcess) -> ServerProcess:
+    return authors_server
 
 
 def asking(name: str, **params: Any) -> dict[str, Any]:

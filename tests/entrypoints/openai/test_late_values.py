@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ DECLARED = [f"support.preparing:{name}" for name in ("LooksUp", "Skips", "Holds"
 MESSAGES = [{"role": "user", "content": "the quick brown fox"}]
 
 
-@pytest.fixture(scope="module")
-def server(tiny_checkpoint: Path) -> Iterator[ServerProcess]:
-    with ServerProcess("--logits-processors", *DECLARED, model=str(tiny_checkpoint)) as running:
-        yield running
+@pytest.fixture
+def server(authors_server: ServerProcess) -> ServerProcess:
+    return authors_server
 
 
 def body(name: str | None, **args: Any) -> dict[str, Any]:

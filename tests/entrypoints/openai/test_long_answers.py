@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -13,20 +12,16 @@ import numpy as np
 import pytest
 from support.chat import REQUEST_SECONDS, metric
 from support.server import ServerProcess, wait_until
-from support.tiny import write_tiny_checkpoint
 
 from fastdeploy_lp.request.limits import MAX_POOLED_NUMBERS, MAX_PROMPT_LOGPROBS
 
-CONTEXT = 2048
 HIDDEN_SIZE = 64
-PROMPT = [3 + index % 200 for index in range(CONTEXT - 8)]
+PROMPT = [3 + index % 200 for index in range(2040)]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    model = write_tiny_checkpoint(tmp_path_factory.mktemp("long"), context=CONTEXT)
-    with ServerProcess("--max-num-seqs", "4", model=str(model), own_metrics_port=False) as running:
-        yield running
+@pytest.fixture
+def server(lasting_server: ServerProcess) -> ServerProcess:
+    return lasting_server
 
 
 def posted(server: ServerProcess, path: str, **body: Any) -> httpx.Response:

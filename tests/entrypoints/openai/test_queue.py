@@ -16,11 +16,11 @@ from support.supervised import LONG, supervised_server
 SHORT = {"messages": HELLO, "max_tokens": 2, "temperature": 0}
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["nobody waits", "one waits"])
+@pytest.fixture(scope="module", params=[pytest.param(0, marks=pytest.mark.long), 1], ids=["nobody waits", "one waits"])
 def full_at(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[ServerProcess, int]]:
-    """A server with one slot, and how many sequences it takes."""
+    """A server with one slot, and how many sequences it takes; without a queue also in test_troubleshooting.py."""
     waiting: int = request.param
     options = ["--max-num-seqs", "1", "--max-waiting-requests", str(waiting)]
     with supervised_server(tmp_path_factory.mktemp("s"), *options) as server:

@@ -6,7 +6,6 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from support.chat import HELLO, metric, post, wait_for_running
 from support.server import ServerProcess, wait_until
 from support.supervised import LONG, supervised_server
 
-CHOICES, TOKENS = 2, 32
+CHOICES, TOKENS, UNREAD = 2, 32, 200
 SECONDS = 60.0
 # Stands in every chunk, so that few tokens fill all buffers between the server and the client.
 LONG_NAME = "m" * 100_000
@@ -22,8 +21,9 @@ LONG_NAME = "m" * 100_000
 
 @pytest.fixture(scope="module")
 def wordy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Its chunks are large."""
+    """Its chunks are large, and few of them may stay unread."""
     options = ["--served-model-name", LONG_NAME, "--max-num-seqs", str(CHOICES)]
+    options += ["--stream-timeout", str(SECONDS), "--max-unread-tokens", str(UNREAD)]
     with supervised_server(tmp_path_factory.mktemp("s"), *options) as running:
         yield running
 
@@ -61,36 +61,38 @@ def test_client_that_reads_when_all_is_generated_misses_nothing(wordy_server: Se
     assert usage["usage"]["completion_tokens"] == CHOICES * TOKENS
 
 
-@pytest.mark.parametrize(
-    "options",
-    [["--stream-timeout", "1"], ["--stream-timeout", "0", "--max-unread-tokens", "200"]],
-    ids=["time", "tokens"],
-)
-def test_client_that_never_reads_loses_its_request(
-    tmp_path_factory: pytest.TempPathFactory, options: list[str]
-) -> None:
+def check_that_it_loses_its_request(server: ServerProcess) -> None:
     """Its slot is free for others, its connection is gone, and the log says why."""
-    folder: Path = tmp_path_factory.mktemp("s")
-    with supervised_server(folder, "--served-model-name", "m" * 20_000, *options) as server:
-        with unread_stream(server, {**LONG, "stream": True}) as connection:
-            wait_until(lambda: metric(server, "stream_stalled_total") == 1, SECONDS)
-            wait_for_running(server, 0)
-            assert post(server, {**LONG, "max_tokens": 2}).status_code == 200
-            connection.settimeout(SECONDS)
-            with pytest.raises(ConnectionResetError):
-                read_all(connection)
-        assert "has read nothing" in server.log
-        assert metric(server, "request_aborted_total") == 1
-        assert "Traceback" not in server.log
+    stalled, aborted = metric(server, "stream_stalled_total"), metric(server, "request_aborted_total")
+    with unread_stream(server, {**LONG, "stream": True}) as connection:
+        wait_until(lambda: metric(server, "stream_stalled_total") == stalled + 1, SECONDS)
+        wait_for_running(server, 0)
+        assert post(server, {**LONG, "max_tokens": 2}).status_code == 200
+        connection.settimeout(SECONDS)
+        with pytest.raises(ConnectionResetError):
+            read_all(connection)
+    assert "has read nothing" in server.log
+    assert metric(server, "request_aborted_total") == aborted + 1
+    assert "Traceback" not in server.log
 
 
-def test_client_that_reads_slowly_but_steadily_keeps_its_request(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_client_that_leaves_too_many_tokens_unread_loses_its_request(wordy_server: ServerProcess) -> None:
+    check_that_it_loses_its_request(wordy_server)
+
+
+def test_client_that_reads_nothing_for_too_long_loses_its_request(tmp_path_factory: pytest.TempPathFactory) -> None:
+    options = ["--served-model-name", "m" * 20_000, "--stream-timeout", "1"]
+    with supervised_server(tmp_path_factory.mktemp("s"), *options) as server:
+        check_that_it_loses_its_request(server)
+
+
+def test_client_that_reads_slowly_but_steadily_keeps_its_request(wordy_server: ServerProcess) -> None:
     """However long all of it takes: only a pause counts."""
-    folder: Path = tmp_path_factory.mktemp("s")
-    with supervised_server(folder, "--served-model-name", "m" * 20_000, "--stream-timeout", "5") as server:
-        with unread_stream(server, {**LONG, "max_tokens": 300, "stream": True}) as connection:
-            connection.settimeout(SECONDS)
-            wait_until(lambda: metric(server, "generation_tokens_total") >= 300, SECONDS)
-            received = read_all(connection)
-        assert b"data: [DONE]\n\n" in received
-        assert metric(server, "stream_stalled_total") == 0
+    stalled = metric(wordy_server, "stream_stalled_total")
+    generated = metric(wordy_server, "generation_tokens_total")
+    with unread_stream(wordy_server, {**LONG, "max_tokens": UNREAD // 2, "stream": True}) as connection:
+        connection.settimeout(SECONDS)
+        wait_until(lambda: metric(wordy_server, "generation_tokens_total") >= generated + UNREAD // 2, SECONDS)
+        received = read_all(connection)
+    assert b"data: [DONE]\n\n" in received
+    assert metric(wordy_server, "stream_stalled_total") == stalled

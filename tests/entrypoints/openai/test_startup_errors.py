@@ -7,7 +7,6 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +49,8 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
         ["engine_worker_queue_port", "{used_port}", "in use"],
     ),
     "cache port in use": (
-        ["--cache-queue-port", "{used_port}"],
+        # A worker finds it out.
+        ["--model", "{tiny}", "--cache-queue-port", "{used_port}"],
         ["cache_queue_port", "{used_port}", "in use"],
     ),
     "too few blocks": (["--num-gpu-blocks-override", "128"], ["num_gpu_blocks_override: 128", "needs 129 blocks"]),
@@ -67,11 +67,11 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "config type": (["--config", "{folder}/type.yaml"], ["max-num-seqs", "'eight'"]),
 }
 # The others are told by the same function in this process, which takes no second to start.
-THROUGH_THE_COMMAND = ("no module", "port in use", "queue port in use", "cache port in use", "unknown option")
+THROUGH_THE_COMMAND = ("no module", "port in use")
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def places(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Iterator[dict[str, str]]:
     """A folder with bad files, and a port that is in use."""
     folder = tmp_path_factory.mktemp("startup")
     (folder / "text.gguf").write_text("no GGUF")
@@ -79,7 +79,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     (folder / "broken.jinja").write_text("{% for %}")
     (folder / "type.yaml").write_text("max-num-seqs: eight\n")
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield {"folder": str(folder), "used_port": str(listener.getsockname()[1])}
+        yield {"folder": str(folder), "used_port": str(listener.getsockname()[1]), "tiny": str(tiny_checkpoint)}
 
 
 @dataclass
@@ -106,15 +106,14 @@ def start(options: list[str], temporary: Path, *path: Path) -> subprocess.Comple
 
 @pytest.fixture(scope="module")
 def ended(places: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
-    """How the command ended; two at a time, as each is a second or two."""
+    """How the command ended."""
 
     def run(name: str) -> Ended:
         temporary = tmp_path_factory.mktemp("t")
         done = start(["--model", "smollm2-135m", *options_of(name, places)], temporary)
         return Ended(done.returncode, done.stdout, done.stderr, temporary)
 
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(THROUGH_THE_COMMAND, pool.map(run, THROUGH_THE_COMMAND), strict=True))
+    return {name: run(name) for name in THROUGH_THE_COMMAND}
 
 
 def check(name: str, ended: Ended, places: dict[str, str]) -> None:
@@ -152,10 +151,11 @@ def test_a_mistake_is_told_in_one_line_before_the_model_loads(
     check(name, Ended(raised.value.code, said.out, said.err, tmp_path), places)
 
 
-def test_model_is_needed(tmp_path: Path) -> None:
-    done = start([], tmp_path)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+def test_model_is_needed(process_as_it_was: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(["--port", str(free_port())])
+    assert raised.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: --model is needed")
     assert line.endswith(" (see fastdeploy-lp serve --help)")
 
@@ -176,10 +176,10 @@ class NeedsAFile(LogitsProcessor):
 """
 
 
-def test_processor_that_cannot_be_built_is_named(tmp_path: Path) -> None:
+def test_processor_that_cannot_be_built_is_named(tmp_path: Path, tiny_checkpoint: Path) -> None:
     """It is built in the worker, whose log holds the traceback; the one line says who failed and why."""
     (tmp_path / "faulty.py").write_text(FAULTY)
-    done = start(["--model", "smollm2-135m", "--logits-processors", "faulty:NeedsAFile"], tmp_path, tmp_path)
+    done = start(["--model", str(tiny_checkpoint), "--logits-processors", "faulty:NeedsAFile"], tmp_path, tmp_path)
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert "words.txt is not here" in line
@@ -187,10 +187,18 @@ def test_processor_that_cannot_be_built_is_named(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("fastdeploy_lp-*"))
 
 
-def test_module_that_fails_to_import_says_why(tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text("raise KeyError('WORDS')\n")
-    done = start(["--model", "smollm2-135m", "--logits-processors", "broken:Anything"], tmp_path, tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        "error: logits_processors: 'broken:Anything' cannot be used: importing 'broken' failed: KeyError: 'WORDS'"
+def test_module_that_fails_to_import_says_why(
+    tmp_path: Path,
+    process_as_it_was: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "broken_words.py").write_text("raise KeyError('WORDS')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SystemExit) as raised:
+        main(["--model", "smollm2-135m", "--logits-processors", "broken_words:Anything"])
+    assert raised.value.code == 2
+    failed = "importing 'broken_words' failed: KeyError: 'WORDS'"
+    assert capsys.readouterr().err.splitlines() == [
+        f"error: logits_processors: 'broken_words:Anything' cannot be used: {failed}"
     ]

@@ -12,18 +12,16 @@ import pytest
 from support.chat import HELLO, chunks, metric, opened_stream, post, text_of, wait_for_running, wait_for_text
 from support.errors import check_error
 from support.server import ServerProcess, wait_until
-from support.supervised import LONG, supervised_server
+from support.supervised import LONG
 
 SLOTS = 4
 SHORT: dict[str, Any] = {"messages": HELLO, "max_tokens": 4}
 MANY_TOKENS = 30_000
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """With answers that last."""
-    with supervised_server(tmp_path_factory.mktemp("s")) as running:
-        yield running
+@pytest.fixture
+def server(lasting_server: ServerProcess) -> ServerProcess:
+    return lasting_server
 
 
 def check_timeout(answer: httpx.Response) -> None:

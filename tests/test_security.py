@@ -20,6 +20,7 @@ from support.server import REPOSITORY, ServerProcess
 from support.tiny import write_tiny_checkpoint
 
 import fastdeploy_lp
+from fastdeploy_lp import LLM, SamplingParams
 from fastdeploy_lp.entrypoints.openai.middleware.authentication import AuthenticationMiddleware
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.startup.engine_args import EngineArgs
@@ -156,8 +157,8 @@ def test_code_beside_a_model_is_not_run(tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer_config.json"):
         content = json.loads((model / name).read_text())
         (model / name).write_text(json.dumps({**content, "auto_map": auto_map, "trust_remote_code": True}))
-    with ServerProcess(model=str(model)) as server:
-        assert post(server, {"messages": HELLO, "max_tokens": 1}).status_code == 200
+    with LLM(str(model)) as llm:
+        assert llm.chat(HELLO, SamplingParams(max_tokens=1), use_tqdm=False)
     assert not marker.exists()
     pickle.loads(pickle.dumps(Touches(marker)))
     assert marker.exists()

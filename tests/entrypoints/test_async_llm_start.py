@@ -17,9 +17,7 @@ from support.tiny import LONG_CONTEXT, write_tiny_checkpoint
 from fastdeploy_lp import AsyncEngineArgs, AsyncLLM, EngineArgs, FDConfig, LogitsProcessor, SamplingParams
 from fastdeploy_lp.engine.errors import EngineDeadError, EngineStartError
 
-PLAIN = SamplingParams(temperature=0, max_tokens=8)
 ENDLESS = SamplingParams(temperature=0, max_tokens=2000, ignore_eos=True)
-TARGET = 67
 
 
 def test_what_no_request_is_for_needs_start() -> None:
@@ -37,10 +35,13 @@ def test_what_no_request_is_for_needs_start() -> None:
     asyncio.run(use())
 
 
-def test_the_first_requests_start_one_worker_together(tmp_path: Path) -> None:
-    async def use() -> None:
-        args = AsyncEngineArgs(model=str(write_tiny_checkpoint(tmp_path)), logits_processors=[DummyLogitsProcessor])
-        llm = AsyncLLM.from_engine_args(args)
+def test_the_first_requests_start_one_worker_and_shutdown_ends_it_and_the_requests(tmp_path: Path) -> None:
+    class Local(DummyLogitsProcessor):
+        """A class that no module has."""
+
+    async def use() -> int:
+        model = str(write_tiny_checkpoint(tmp_path, context=LONG_CONTEXT))
+        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, logits_processors=[Local]))
 
         async def tokens(target: int) -> list[int]:
             forced = SamplingParams(max_tokens=3, extra_args={"target_token": target})
@@ -57,61 +58,9 @@ def test_the_first_requests_start_one_worker_together(tmp_path: Path) -> None:
         assert await asyncio.gather(*waiting) == [[target] * 3 for target in range(60, 65)]
         assert (await vector).outputs.embedding
         assert cancelled.cancelled()
-        assert len(workers_among(children_of_this_process() - before)) == 1
-        await llm.shutdown()
-        with pytest.raises(EngineDeadError):
-            await tokens(60)
-
-    before = children_of_this_process()
-    asyncio.run(use())
-
-
-def test_a_start_that_fails_fails_the_requests_that_wait_for_it(tmp_path: Path) -> None:
-    class CannotStart(LogitsProcessor):
-        """Fails in the worker alone."""
-
-        def __init__(self, fd_config: FDConfig) -> None:
-            raise ValueError("not on this machine")
-
-        def update_state(self, share_inputs: Any) -> None:
-            """Nothing to know."""
-
-        def apply(self, logits: Any) -> Any:
-            return logits
-
-    async def use() -> None:
-        llm = AsyncLLM(str(write_tiny_checkpoint(tmp_path)), logits_processors=[CannotStart])
-        first = [anext(llm.generate("the dog")) for _ in range(3)]
-        errors = await asyncio.gather(*first, return_exceptions=True)
-        assert [type(error) for error in errors] == [EngineStartError] * 3
-        assert all("not on this machine" in str(error) for error in errors)
-        await llm.shutdown()
-
-    before = children_of_this_process()
-    asyncio.run(use())
-    assert children_of_this_process() == before
-
-
-def test_wrong_options_are_told_at_once() -> None:
-    with pytest.raises(ValueError, match="options are"):
-        AsyncLLM(MODEL, max_sequences=3)
-    with pytest.raises(ValueError, match="logits_processors: 'nope'"):
-        AsyncLLM.from_engine_args(EngineArgs(model=MODEL, logits_processors=["nope"]))
-
-
-def test_shutdown_ends_the_worker_and_the_requests_and_may_come_twice(tmp_path: Path) -> None:
-    class Local(DummyLogitsProcessor):
-        """A class that no module has."""
-
-    async def use() -> int:
-        llm = AsyncLLM(str(write_tiny_checkpoint(tmp_path, context=LONG_CONTEXT)), logits_processors=[Local])
         await llm.start()
         await llm.start()
-        children = worker_pids()
-        assert len(children) == 1
-        forced = SamplingParams(max_tokens=3, extra_args={"target_token": TARGET})
-        *_, output = [each async for each in llm.generate("Hello", forced)]
-        assert output.outputs.token_ids == [TARGET] * 3
+        (worker,) = workers_among(children_of_this_process() - before)
         running = llm.generate("Hello", ENDLESS)
         await anext(running)
         await llm.shutdown()
@@ -120,16 +69,19 @@ def test_shutdown_ends_the_worker_and_the_requests_and_may_come_twice(tmp_path: 
             async for _ in running:
                 pass
         with pytest.raises(EngineDeadError):
-            await anext(llm.generate("Hello", PLAIN))
-        return children.pop()
+            await tokens(60)
+        return worker
 
     before = children_of_this_process()
-
-    def worker_pids() -> set[int]:
-        return children_of_this_process() - before
-
     worker = asyncio.run(use())
     wait_until(lambda: not process_exists(worker), 60.0)
+
+
+def test_wrong_options_are_told_at_once() -> None:
+    with pytest.raises(ValueError, match="options are"):
+        AsyncLLM(MODEL, max_sequences=3)
+    with pytest.raises(ValueError, match="logits_processors: 'nope'"):
+        AsyncLLM.from_engine_args(EngineArgs(model=MODEL, logits_processors=["nope"]))
 
 
 def children_of_this_process() -> set[int]:
@@ -144,7 +96,9 @@ def workers_among(pids: set[int]) -> set[int]:
     return {pid for pid in pids if b"fastdeploy_lp.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
-def test_a_start_that_fails_leaves_no_worker(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_start_that_fails_fails_the_requests_that_wait_for_it_and_leaves_no_worker(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """One of two workers is ready when the other one fails."""
     caplog.set_level(logging.INFO, "fastdeploy_lp")
     told = tmp_path / "told"
@@ -165,12 +119,16 @@ def test_a_start_that_fails_leaves_no_worker(tmp_path: Path, caplog: pytest.LogC
 
     async def start() -> None:
         llm = AsyncLLM(str(write_tiny_checkpoint(tmp_path)), logits_processors=[FailsInTheSecond], data_parallel_size=2)
-        starting = asyncio.ensure_future(llm.start())
+        starting = [
+            asyncio.ensure_future(each) for each in (llm.start(), *(anext(llm.generate("Hi")) for _ in range(3)))
+        ]
         while not any("ready, model loaded" in record.message for record in caplog.records):
             await asyncio.sleep(0.05)
         told.touch()
-        with pytest.raises(EngineStartError, match="not this one"):
-            await starting
+        errors = await asyncio.gather(*starting, return_exceptions=True)
+        assert [type(error) for error in errors] == [EngineStartError] * 4
+        assert all("not this one" in str(error) for error in errors)
+        await llm.shutdown()
 
     before = children_of_this_process()
     asyncio.run(asyncio.wait_for(start(), 600))

@@ -17,8 +17,8 @@ from fastdeploy_lp.model_executor.ops import compiled_ops
 from fastdeploy_lp.startup.engine_args import EngineArgs
 from fastdeploy_lp.worker.model_runner import ModelRunner
 
-# Found in either process, and by the real command.
-THROUGH_THE_COMMAND = ("config cut off", "GGUF cut off", "NaN")
+# One that each process finds, by the real command.
+THROUGH_THE_COMMAND = ("config cut off", "NaN")
 SECONDS = 600.0
 ENGINE = ["--max-num-seqs", "2", "--max-model-len", "64"]
 

@@ -25,7 +25,7 @@ from support.tiny import write_tiny_checkpoint
 
 PROMPT = [321, 351, 459, 297]
 OUTPUT_TOKENS = 8
-LASTING = {**LONG, "max_tokens": 250}
+LASTING = {**LONG, "max_tokens": 120}
 
 
 @pytest.fixture(scope="module")

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from fastapi import FastAPI, Request
 from support.bounded_server import exchange, serving
-from support.chat import HELLO, post
 from support.guarded import MAX_BODY_SIZE
-from support.server import ServerProcess, wait_until
-from support.tiny import write_tiny_checkpoint
+from support.server import ServerProcess
 
 from fastdeploy_lp.entrypoints.openai import errors
 from fastdeploy_lp.entrypoints.openai.listener import bodies as bodies_in_flight
@@ -24,67 +19,7 @@ from fastdeploy_lp.entrypoints.openai.listener import bodies as returned_memory
 from fastdeploy_lp.entrypoints.openai.listener.bodies import BodiesInFlight, ReturnedMemory
 from fastdeploy_lp.entrypoints.openai.middleware.body_limit import BodyLimitMiddleware
 
-LARGEST, ROOM = 1_000_000, 2_500_000
 SECONDS = 30.0
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Room for two of the largest bodies."""
-    checkpoint = write_tiny_checkpoint(tmp_path_factory.mktemp("b"))
-    options = ["--max-body-size", str(LARGEST), "--max-bodies-size", str(ROOM)]
-    with ServerProcess(*options, model=str(checkpoint), own_metrics_port=False) as running:
-        yield running
-
-
-def unfinished(stack: ExitStack, server: ServerProcess) -> socket.socket:
-    """A request whose body lacks its last byte."""
-    connection = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS))
-    head = f"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {LARGEST}\r\n\r\n"
-    connection.sendall(head.encode() + b" " * (LARGEST - 1))
-    return connection
-
-
-def answered(connection: socket.socket) -> bytes:
-    connection.setblocking(False)
-    try:
-        return connection.recv(1 << 16)
-    except BlockingIOError:
-        return b""
-
-
-def test_unfinished_bodies_have_a_bound_and_hold_up_nobody(server: ServerProcess) -> None:
-    with ExitStack() as stack:
-        sending = [unfinished(stack, server) for _ in range(20)]
-        answers: dict[int, bytes] = {}
-
-        def all_but_two_refused() -> bool:
-            for place, each in enumerate(sending):
-                answers[place] = answers.get(place, b"") + answered(each)
-                if not answers[place]:
-                    del answers[place]
-            whole = sum(told.endswith(b"}") for told in answers.values())
-            return whole == len(sending) - ROOM // LARGEST
-
-        wait_until(all_but_two_refused, SECONDS)
-        for told in answers.values():
-            assert told.startswith(b"HTTP/1.1 503 ")
-            assert b"retry-after: " in told.lower()
-            assert b'"code": "too_many_bodies"' in told
-        assert post(server, {"messages": HELLO, "max_tokens": 2}).status_code == 200
-        # The others can go on.
-        (waiting,) = [each for place, each in enumerate(sending) if place not in answers][:1]
-        waiting.setblocking(True)
-        waiting.sendall(b" ")
-        assert waiting.recv(1 << 16).startswith(b"HTTP/1.1 400 ")
-
-
-def test_bodies_that_were_parsed_do_not_count(server: ServerProcess) -> None:
-    body = b'{"prompt": "the"%s}' % (b" " * (LARGEST - 20))
-    headers = {"Content-Type": "application/json"}
-    with httpx.Client(base_url=server.url, headers=headers, timeout=SECONDS) as client:
-        for _ in range(2 * ROOM // LARGEST):
-            assert client.post("/tokenize", content=body).status_code == 200
 
 
 def test_a_key_is_asked_for_before_a_body_is_read(guarded_server: ServerProcess) -> None:

@@ -37,7 +37,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(model: str, store: Path) -> Iterator[ServerProcess]:
+def uploads(model: str, store: Path) -> Iterator[ServerProcess]:
     with ServerProcess(*options(store), model=model) as running:
         yield running
 
@@ -62,13 +62,13 @@ def tokens(answer: httpx.Response) -> list[int]:
     return found
 
 
-def test_an_upload_serves_its_key_and_no_other(server: ServerProcess) -> None:
-    with client(server, ALICE) as alice, client(server, BOB) as bob, client(server, OPERATOR) as operator:
+def test_an_upload_serves_its_key_and_no_other(uploads: ServerProcess) -> None:
+    with client(uploads, ALICE) as alice, client(uploads, BOB) as bob, client(uploads, OPERATOR) as operator:
         card = upload(alice, NO_REPEATS.read_bytes()).json()
         name = card["name"]
         assert card["source"] == "upload"
         assert card["parameters"]["properties"]["penalty"]["maximum"] == 100
-        assert str(server) not in json.dumps(card)
+        assert str(uploads) not in json.dumps(card)
         assert "/" not in json.dumps(card["spec"])
         again = upload(alice, NO_REPEATS.read_bytes()).json()
         assert (again["name"], again["upload"]) == (name, card["upload"])
@@ -98,8 +98,8 @@ def test_an_upload_serves_its_key_and_no_other(server: ServerProcess) -> None:
         assert tokens(complete(alice, {name: {"penalty": 100}})) == tokens(processed)
 
 
-def test_an_upload_takes_any_place_in_an_order(server: ServerProcess) -> None:
-    with client(server, ALICE) as alice:
+def test_an_upload_takes_any_place_in_an_order(uploads: ServerProcess) -> None:
+    with client(uploads, ALICE) as alice:
         name = upload(alice, NO_REPEATS.read_bytes(), "ordered").json()["name"]
         mine = {"name": name, "params": {"penalty": 100}}
         first, last = tokens(complete(alice, [mine, BIAS])), tokens(complete(alice, [BIAS, mine]))
@@ -112,13 +112,13 @@ def test_an_upload_takes_any_place_in_an_order(server: ServerProcess) -> None:
         assert name in json.dumps(stages)
 
 
-def test_parameters_are_checked_by_the_schema_and_by_the_module(server: ServerProcess) -> None:
+def test_parameters_are_checked_by_the_schema_and_by_the_module(uploads: ServerProcess) -> None:
     fails = wat(
         init="(call $fail (i32.const 400) (i32.const 10)) (i32.const 0)",
         imports='(import "fastdeploy_lp" "fail" (func $fail (param i32 i32)))',
         more='(data (i32.const 400) "not a word")',
     )
-    with client(server, ALICE) as alice:
+    with client(uploads, ALICE) as alice:
         name = upload(alice, NO_REPEATS.read_bytes()).json()["name"]
         wrong = complete(alice, {name: {"penalty": 101}}).json()["error"]
         assert wrong["param"] == f"logits_processors.{name}.penalty"
@@ -134,8 +134,8 @@ def test_parameters_are_checked_by_the_schema_and_by_the_module(server: ServerPr
         assert "only declared processors can run in shadow" in shadowed.text
 
 
-def test_a_form_uploads_a_file_with_its_schema(server: ServerProcess) -> None:
-    with client(server, ALICE) as alice:
+def test_a_form_uploads_a_file_with_its_schema(uploads: ServerProcess) -> None:
+    with client(uploads, ALICE) as alice:
         schema = {"properties": {"x": {"type": "integer", "minimum": 1}}}
         about = {"parameters": json.dumps(schema), "description": "By a form.", "max_rewind": "2"}
         fields = {"name": "formed", **about}
@@ -165,17 +165,17 @@ def body_of(content: bytes, **more: Any) -> dict[str, Any]:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_wrong_with_an_upload_is_named(server: ServerProcess, body: Any, param: str, reason: str) -> None:
-    with client(server, BOB) as bob:
+def test_what_is_wrong_with_an_upload_is_named(uploads: ServerProcess, body: Any, param: str, reason: str) -> None:
+    with client(uploads, BOB) as bob:
         answer = bob.post(PATH, json=body)
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == param
         assert reason in answer.json()["error"]["message"]
 
 
-def test_a_fault_of_an_upload_ends_its_request_alone(server: ServerProcess) -> None:
+def test_a_fault_of_an_upload_ends_its_request_alone(uploads: ServerProcess) -> None:
     traps = wat("(if (i32.eqz (local.get 1)) (then (return (i32.const 0)))) (unreachable)")
-    with client(server, ALICE) as alice, client(server, BOB) as bob:
+    with client(uploads, ALICE) as alice, client(uploads, BOB) as bob:
         bad = upload(alice, traps, "traps").json()["name"]
         good = upload(bob, NO_REPEATS.read_bytes()).json()["name"]
         for _ in range(3):
@@ -185,17 +185,17 @@ def test_a_fault_of_an_upload_ends_its_request_alone(server: ServerProcess) -> N
             assert len(set(tokens(complete(bob, {good: {"penalty": 100}})))) == 6
         assert alice.get(f"{PATH}/{bad}").json()["counters"]["faults"] == 3
         assert alice.post(f"{PATH}/{bad}/reset").status_code == 403
-        with client(server, OPERATOR) as operator:
+        with client(uploads, OPERATOR) as operator:
             assert operator.post(f"{PATH}/{bad}/reset").json()["state"] == "ok"
-        metrics = httpx.get(server.metrics_url).text
+        metrics = httpx.get(uploads.metrics_url).text
         assert bad not in metrics
         assert 'logits_processor_faults_total{processor="(uploads)"} 3.0' in metrics
 
 
 def test_uploads_survive_a_restart_in_their_store_unless_they_were_changed(
-    server: ServerProcess, store: Path, model: str
+    uploads: ServerProcess, store: Path, model: str
 ) -> None:
-    with client(server, ALICE) as alice:
+    with client(uploads, ALICE) as alice:
         kept = upload(alice, NO_REPEATS.read_bytes(), "kept").json()["name"]
         spoilt = upload(alice, NO_REPEATS.read_bytes(), "spoilt").json()["name"]
     files = {path.stem: path for path in store.glob("*/*.wasm")}
@@ -209,8 +209,8 @@ def test_uploads_survive_a_restart_in_their_store_unless_they_were_changed(
         assert f"{spoilt}.wasm is left out" in again.log
 
 
-def test_a_server_takes_no_uploads_unless_it_is_told(model: str) -> None:
-    with ServerProcess(model=model) as server, client(server, None) as anyone:
+def test_a_server_takes_no_uploads_unless_it_is_told(server: ServerProcess) -> None:
+    with client(server, None) as anyone:
         refused = upload(anyone, wat())
         assert refused.status_code == 403
         assert refused.json()["error"]["code"] == "uploads_not_allowed"

@@ -12,6 +12,7 @@ import pytest
 from support.chat import HELLO, metric, post, wait_for_running
 from support.server import ServerProcess, wait_until
 from support.supervised import LONG, supervised_server
+from support.tiny import LONG_CONTEXT
 
 CHOICES, TOKENS, UNREAD = 2, 32, 200
 SECONDS = 60.0
@@ -21,9 +22,17 @@ LONG_NAME = "m" * 100_000
 
 @pytest.fixture(scope="module")
 def wordy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Its chunks are large, and few of them may stay unread."""
+    """Its chunks are large, and few of them may stay unread, for any time."""
     options = ["--served-model-name", LONG_NAME, "--max-num-seqs", str(CHOICES)]
-    options += ["--stream-timeout", str(SECONDS), "--max-unread-tokens", str(UNREAD)]
+    options += ["--stream-timeout", "0", "--max-unread-tokens", str(UNREAD)]
+    with supervised_server(tmp_path_factory.mktemp("s"), *options) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def hasty_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """As many chunks as a client likes may stay unread, but not for long."""
+    options = ["--served-model-name", LONG_NAME, "--stream-timeout", "2", "--max-unread-tokens", str(LONG_CONTEXT)]
     with supervised_server(tmp_path_factory.mktemp("s"), *options) as running:
         yield running
 
@@ -80,19 +89,17 @@ def test_client_that_leaves_too_many_tokens_unread_loses_its_request(wordy_serve
     check_that_it_loses_its_request(wordy_server)
 
 
-def test_client_that_reads_nothing_for_too_long_loses_its_request(tmp_path_factory: pytest.TempPathFactory) -> None:
-    options = ["--served-model-name", "m" * 20_000, "--stream-timeout", "1"]
-    with supervised_server(tmp_path_factory.mktemp("s"), *options) as server:
-        check_that_it_loses_its_request(server)
+def test_client_that_reads_nothing_for_too_long_loses_its_request(hasty_server: ServerProcess) -> None:
+    check_that_it_loses_its_request(hasty_server)
 
 
-def test_client_that_reads_slowly_but_steadily_keeps_its_request(wordy_server: ServerProcess) -> None:
+def test_client_that_reads_slowly_but_steadily_keeps_its_request(hasty_server: ServerProcess) -> None:
     """However long all of it takes: only a pause counts."""
-    stalled = metric(wordy_server, "stream_stalled_total")
-    generated = metric(wordy_server, "generation_tokens_total")
-    with unread_stream(wordy_server, {**LONG, "max_tokens": UNREAD // 2, "stream": True}) as connection:
+    stalled = metric(hasty_server, "stream_stalled_total")
+    generated = metric(hasty_server, "generation_tokens_total")
+    with unread_stream(hasty_server, {**LONG, "max_tokens": TOKENS, "stream": True}) as connection:
         connection.settimeout(SECONDS)
-        wait_until(lambda: metric(wordy_server, "generation_tokens_total") >= generated + UNREAD // 2, SECONDS)
+        wait_until(lambda: metric(hasty_server, "generation_tokens_total") >= generated + TOKENS, SECONDS)
         received = read_all(connection)
     assert b"data: [DONE]\n\n" in received
-    assert metric(wordy_server, "stream_stalled_total") == stalled
+    assert metric(hasty_server, "stream_stalled_total") == stalled

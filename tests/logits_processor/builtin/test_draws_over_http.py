@@ -1,8 +1,9 @@
-"""Processors that draw, on the real model over HTTP and offline: the same tokens everywhere, and marks are found."""
+"""Processors that draw, over HTTP and offline: the same tokens everywhere, and marks are found."""
 
 from __future__ import annotations
 
 import json
+import string
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,8 +14,10 @@ import numpy as np
 import pytest
 from support.chat import opened_stream, post
 from support.server import ServerProcess
+from support.tiny import write_tiny_checkpoint
 
 from benchmarks.draws import area, prompts
+from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.entrypoints.cli.detect_watermark import main
 from fastdeploy_lp.logits_processor.builtin.keyed_scores import gumbel_score, synthid_score
 
@@ -25,11 +28,20 @@ MIROSTAT: dict[str, Any] = {"mirostat_tau": 3.0}
 DRAWING = [f"{name}LogitsProcessor" for name in ("GumbelWatermark", "SynthIDWatermark", "Mirostat")]
 
 
+# No merge of a tiny tokenizer has one of these: a text of them reads as the tokens that wrote it.
+LETTERS = string.ascii_uppercase + string.digits
+
+
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    options = ["--logprobs-mode", "processed_logprobs", "--quantization", "w8a16", "--max-num-seqs", "16"]
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint: Path) -> Iterator[ServerProcess]:
+    options = ["--logprobs-mode", "processed_logprobs", "--max-num-seqs", "16"]
     processors = [*DRAWING, "support.staged:Leaves", "support.staged:Draws1"]
-    with ServerProcess("--logits-processors", *processors, *options) as running:
+    with ServerProcess("--logits-processors", *processors, *options, model=str(checkpoint)) as running:
         yield running
 
 
@@ -97,7 +109,7 @@ def test_what_cannot_be_drawn_is_refused(server: ServerProcess) -> None:
         assert answer.status_code == httpx.codes.BAD_REQUEST
         assert reason in answer.json()["error"]["message"]
     assert answer.json()["error"]["param"] == "logits_processors.SynthIDWatermarkLogitsProcessor"
-    answer = post(server, body_of({"draws": True, "chooses": 49152}))
+    answer = post(server, body_of({"draws": True, "chooses": 512}))
     assert answer.status_code == httpx.codes.INTERNAL_SERVER_ERROR
     assert "Draws1 failed" in answer.json()["error"]["message"]
 
@@ -107,15 +119,17 @@ def test_the_stage_is_listed(server: ServerProcess) -> None:
     assert [card["stage"] for card in cards] == ["draw", "draw", "draw", "filtered", "draw"]
 
 
-def test_marks_are_found(server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_marks_are_found(
+    server: ServerProcess, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A reduced run of `benchmarks/draws.py`."""
+    letters = [Tokenizer(checkpoint).encode_phrase(letter)[0] for letter in LETTERS]
+    long = {"max_tokens": 90, "allowed_token_ids": letters}
 
     def written(args: dict[str, Any]) -> list[dict[str, Any]]:
         asked = enumerate(prompts(10))
         with ThreadPoolExecutor(10) as together:
-            each = together.map(
-                lambda one: ask(server, args, question=one[1], seed=one[0], max_tokens=90, ignore_eos=True)[0], asked
-            )
+            each = together.map(lambda one: ask(server, args, question=one[1], seed=one[0], **long)[0], asked)
             return list(each)
 
     plain = written({})
@@ -126,7 +140,7 @@ def test_marks_are_found(server: ServerProcess, tmp_path: Path, capsys: pytest.C
         assert abs(np.mean(others)) < 1.2
         strongest = marked[int(np.argmax(found))]["message"]["content"]
         (tmp_path / scheme).write_text(strongest)
-        options = ["-i", str(tmp_path / scheme), "--model", "smollm2-135m", "--scheme", scheme, "--key"]
+        options = ["-i", str(tmp_path / scheme), "--model", str(checkpoint), "--scheme", scheme, "--key"]
         assert main([*options, str(KEY)]) == 0
         assert "mean score" in capsys.readouterr().out
         assert main([*options, str(KEY + 1)]) == 1
@@ -134,7 +148,9 @@ def test_marks_are_found(server: ServerProcess, tmp_path: Path, capsys: pytest.C
 
 def test_mirostat_holds_the_surprise(server: ServerProcess) -> None:
     def surprise(tau: float) -> float:
-        (choice,) = ask(server, {"mirostat_tau": tau}, max_tokens=100, ignore_eos=True, logprobs=True, top_logprobs=0)
+        # At this temperature the model's own surprise is 3.4 bits.
+        told = {"temperature": 0.3, "logprobs": True, "top_logprobs": 0}
+        (choice,) = ask(server, {"mirostat_tau": tau}, max_tokens=100, ignore_eos=True, **told)
         values = [-place["logprob"] / np.log(2) for place in choice["logprobs"]["content"][20:]]
         return float(np.mean(values))
 
@@ -142,10 +158,10 @@ def test_mirostat_holds_the_surprise(server: ServerProcess) -> None:
     assert abs(surprise(2.0) - 2.0) < 0.6
 
 
-def test_offline_the_tokens_are_the_same(server: ServerProcess) -> None:
+def test_offline_the_tokens_are_the_same(server: ServerProcess, checkpoint: Path) -> None:
     from fastdeploy_lp import LLM, SamplingParams
 
-    with LLM(model="smollm2-135m", quantization="w8a16", max_num_seqs=4, logits_processors=DRAWING) as llm:
+    with LLM(model=str(checkpoint), max_num_seqs=4, logits_processors=DRAWING) as llm:
         for args in (GUMBEL, SYNTHID, MIROSTAT):
             params = SamplingParams(temperature=1.0, seed=5, max_tokens=40, logits_processors_args=args)
             question = [{"role": "user", "content": "Tell me a story about a fox."}]

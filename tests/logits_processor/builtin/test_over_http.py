@@ -1,4 +1,4 @@
-"""Every builtin on the real model over HTTP: it does to a text, or to the distributions behind it, what it claims."""
+"""Every builtin over HTTP: it does to a text, or to the distributions behind it, what it claims."""
 
 from __future__ import annotations
 
@@ -12,21 +12,31 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from support.chat import post
 from support.server import ServerProcess
+from support.tiny import write_tiny_checkpoint
 
 from fastdeploy_lp.logits_processor import BUILTIN
 
 QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
 EOS = 2
+SHARPNESS = 4
 NEVER = -9999.0
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    """All builtins, and logprobs of what the sampler draws from."""
-    options = ["--logprobs-mode", "processed_logprobs", "--quantization", "w8a16"]
-    with ServerProcess("--logits-processors", *BUILTIN, *options) as running:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """All builtins, and logprobs of what the sampler draws from.
+
+    The model repeats itself. To a tiny model all tokens are about as likely: its logits are multiplied.
+    """
+    model = write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), "tiny-qwen3")
+    weights = load_file(model / "model.safetensors")
+    weights["model.norm.weight"] *= SHARPNESS
+    save_file(weights, model / "model.safetensors")
+    options = ["--logprobs-mode", "processed_logprobs"]
+    with ServerProcess("--logits-processors", *BUILTIN, *options, model=str(model)) as running:
         yield running
 
 
@@ -190,7 +200,7 @@ def test_requests_with_different_processors_share_a_batch(server: ServerProcess,
 
 
 def test_what_is_wrong_is_told_with_its_place(server: ServerProcess) -> None:
-    for name, args, place in (("min_p", {"min_p": 2}, ""), ("allowed_token_ids", {"allowed_token_ids": [49152]}, ".0")):
+    for name, args, place in (("min_p", {"min_p": 2}, ""), ("allowed_token_ids", {"allowed_token_ids": [512]}, ".0")):
         answer = post(server, {"messages": QUESTION, "logits_processors_args": args})
         assert answer.status_code == httpx.codes.BAD_REQUEST
         assert answer.json()["error"]["param"] == f"logits_processors_args.{name}{place}"

@@ -11,13 +11,15 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 from hypothesis import HealthCheck, settings
-from support.server import PLUGINS, TESTS, ZOO, ServerProcess
+from support.light import write_light_checkpoint
+from support.server import DEFAULT_MODEL, PLUGINS, TESTS, ZOO, ServerProcess
 
 from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.platforms.cpu import THREAD_VARIABLES
@@ -49,6 +51,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DATA = TESTS / "data"
+# Those of the servers that many modules share.
+PROCESSORS = ["LogitBiasLogitsProcessor", "support.processors:YourLogitsProcessor"]
 
 
 def pytest_collection_finish() -> None:
@@ -67,8 +71,7 @@ def golden_cases() -> list[dict[str, Any]]:
 @pytest.fixture(scope="session")
 def server() -> Iterator[ServerProcess]:
     """The default model with LogitBias and the documents' own processor, for tests that leave it as it was."""
-    processors = ["LogitBiasLogitsProcessor", "support.processors:YourLogitsProcessor"]
-    with ServerProcess("--log-requests", "--logits-processors", *processors) as running:
+    with ServerProcess("--log-requests", "--logits-processors", *PROCESSORS) as running:
         yield running
 
 
@@ -76,4 +79,25 @@ def server() -> Iterator[ServerProcess]:
 def client(server: ServerProcess) -> Iterator[openai.Client]:
     """The real OpenAI client on `server`."""
     with openai.Client(base_url=f"{server.url}/v1", api_key="EMPTY_API_KEY", max_retries=0) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="session")
+def light_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model that writes the default model's tokens, fast and without sense."""
+    return write_light_checkpoint(tmp_path_factory.mktemp("light"), DEFAULT_MODEL)
+
+
+@pytest.fixture(scope="session")
+def light_server(light_checkpoint: Path) -> Iterator[ServerProcess]:
+    """As `server`, and under its model's name, for tests in which an answer needs no sense."""
+    options = ["--log-requests", "--served-model-name", DEFAULT_MODEL, "--logits-processors", *PROCESSORS]
+    with ServerProcess(*options, model=str(light_checkpoint)) as running:
+        yield running
+
+
+@pytest.fixture
+def light_client(light_server: ServerProcess) -> Iterator[openai.Client]:
+    """The real OpenAI client on `light_server`."""
+    with openai.Client(base_url=f"{light_server.url}/v1", api_key="EMPTY_API_KEY", max_retries=0) as connected:
         yield connected

@@ -10,7 +10,7 @@ import openai
 import pytest
 from support.guarded import guarded_server_process
 from support.held import SPECS as HELD
-from support.server import TESTS, ServerProcess
+from support.server import DEFAULT_MODEL, TESTS, ServerProcess
 from support.supervised import supervised_server
 from support.tiny import write_tiny_checkpoint
 
@@ -33,11 +33,12 @@ def guarded_server(tiny_checkpoint: Path) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="session")
-def scripted_server() -> Iterator[ServerProcess]:
+def scripted_server(light_checkpoint: Path) -> Iterator[ServerProcess]:
     """Says what a request forces it to, by a template that knows tools; reads calls and reasoning, and is lenient."""
     template = ["--chat-template", str(TEMPLATE), "--trust-request-chat-template"]
     options = [*template, "--reasoning-parser", "qwen3", "--allow-extra-fields", "--vllm-metrics"]
-    with ServerProcess("--logits-processors", "support.forced:ForcesTokens", *options) as running:
+    options += ["--served-model-name", DEFAULT_MODEL, "--logits-processors", "support.forced:ForcesTokens"]
+    with ServerProcess(*options, model=str(light_checkpoint)) as running:
         yield running
 
 

@@ -141,14 +141,14 @@ def test_stream_begins_with_the_role_and_ends_with_the_reason(server: ServerProc
     assert len(parts) > 8, "text comes as it is generated, not in one piece"
 
 
-def test_every_streamed_choice_has_one_role_and_one_reason(server: ServerProcess) -> None:
+def test_every_streamed_choice_has_one_role_and_one_reason(light_server: ServerProcess) -> None:
     body = {"n": 3, "seed": 7, "max_tokens": 12}
-    parts = stream(server, HELLO, **body)
+    parts = stream(light_server, HELLO, **body)
     for index in range(3):
         own = [choice for part in parts for choice in part["choices"] if choice["index"] == index]
         assert [choice["delta"].get("role") for choice in own] == ["assistant"] + [None] * (len(own) - 1)
         assert [choice["finish_reason"] is None for choice in own] == [True] * (len(own) - 1) + [False]
-    plain = post(server, {"messages": HELLO, **body}).json()
+    plain = post(light_server, {"messages": HELLO, **body}).json()
     assert [text_of(parts, index) for index in range(3)] == [c["message"]["content"] for c in plain["choices"]]
 
 
@@ -202,29 +202,31 @@ def test_stop_token_ends_the_answer(client: openai.Client, golden_cases: list[Ca
     assert answer.usage.completion_tokens == 5
 
 
-def test_seed_settles_the_text(client: openai.Client) -> None:
+def test_seed_settles_the_text(light_client: openai.Client) -> None:
     haiku = [{"role": "user", "content": "Write a haiku about the ocean."}]
     seeds = [1, 2, 3, 2**64 - 1]
     with ThreadPoolExecutor(2 * len(seeds)) as pool:
-        drawn = list(pool.map(lambda seed: texts(ask(client, haiku, seed=seed, max_tokens=16))[0], seeds * 2))
+        drawn = list(pool.map(lambda seed: texts(ask(light_client, haiku, seed=seed, max_tokens=16))[0], seeds * 2))
     assert drawn[: len(seeds)] == drawn[len(seeds) :]
     assert len(set(drawn)) == len(seeds)
 
 
-def test_without_a_seed_answers_differ(client: openai.Client) -> None:
-    answer = ask(client, [{"role": "user", "content": "Write a haiku about the ocean."}], n=4, max_tokens=16)
-    again = ask(client, [{"role": "user", "content": "Write a haiku about the ocean."}], n=4, max_tokens=16)
+def test_without_a_seed_answers_differ(light_client: openai.Client) -> None:
+    answer = ask(light_client, [{"role": "user", "content": "Write a haiku about the ocean."}], n=4, max_tokens=16)
+    again = ask(light_client, [{"role": "user", "content": "Write a haiku about the ocean."}], n=4, max_tokens=16)
     assert len({*texts(answer), *texts(again)}) > 4
 
 
-def test_n_choices_of_a_seed_are_the_same_alone_and_in_a_crowd(server: ServerProcess, client: openai.Client) -> None:
+def test_n_choices_of_a_seed_are_the_same_alone_and_in_a_crowd(
+    light_server: ServerProcess, light_client: openai.Client
+) -> None:
     seeded = {"n": 3, "seed": 14, "max_tokens": 16, "top_p": 0.9}
-    alone = ask(client, HELLO, **seeded)
+    alone = ask(light_client, HELLO, **seeded)
     assert [choice.index for choice in alone.choices] == [0, 1, 2]
     assert len(set(texts(alone))) == 3
-    with opened_stream(server, {**ENDLESS, "n": 4, "temperature": 1.5}) as neighbours:
+    with opened_stream(light_server, {**ENDLESS, "n": 4, "temperature": 1.5}) as neighbours:
         wait_for_text(neighbours)
-        crowded = ask(client, HELLO, **seeded)
+        crowded = ask(light_client, HELLO, **seeded)
     assert texts(crowded) == texts(alone)
     assert alone.usage is not None
     assert crowded.usage == alone.usage
@@ -277,8 +279,8 @@ def test_tiny_top_p_is_greedy(client: openai.Client, golden_cases: list[Case]) -
 
 
 @pytest.mark.parametrize("model", [{"model": "smollm2-135m"}, {"model": "default"}, {"model": None}, {}])
-def test_served_name_default_and_nothing_name_the_model(server: ServerProcess, model: dict[str, Any]) -> None:
-    answer = post(server, {"messages": HELLO, "max_tokens": 1, **model})
+def test_served_name_default_and_nothing_name_the_model(light_server: ServerProcess, model: dict[str, Any]) -> None:
+    answer = post(light_server, {"messages": HELLO, "max_tokens": 1, **model})
     assert answer.status_code == 200
     assert answer.json()["model"] == "smollm2-135m"
 
@@ -291,16 +293,16 @@ def test_served_model_name_replaces_the_path(strict_server: ServerProcess) -> No
     assert [card["id"] for card in model_cards(strict_server)] == ["smol"]
 
 
-def test_another_model_is_not_found(client: openai.Client) -> None:
+def test_another_model_is_not_found(light_client: openai.Client) -> None:
     with pytest.raises(openai.NotFoundError) as raised:
-        client.chat.completions.create(model="gpt-4", messages=[{"role": "user", "content": "Hi"}])
+        light_client.chat.completions.create(model="gpt-4", messages=[{"role": "user", "content": "Hi"}])
     assert raised.value.code == "model_not_found"
     assert raised.value.param == "model"
     assert "smollm2-135m" in raised.value.message
 
 
-def test_models_are_listed(client: openai.Client) -> None:
-    (card,) = client.models.list().data
+def test_models_are_listed(light_client: openai.Client) -> None:
+    (card,) = light_client.models.list().data
     assert card.id == "smollm2-135m"
     assert card.model_extra is not None
     assert card.model_extra["max_model_len"] == 2048

@@ -94,18 +94,18 @@ def test_the_final_message_is_gone_on_with(server: ServerProcess) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else json.dumps(value)[:60],
 )
-def test_what_cannot_be_served_is_named(server: ServerProcess, fields: dict[str, Any], param: str) -> None:
-    error = refusal(server, **fields)
+def test_what_cannot_be_served_is_named(light_server: ServerProcess, fields: dict[str, Any], param: str) -> None:
+    error = refusal(light_server, **fields)
     assert error["param"] == param
     assert error["message"].startswith(f"{param}: ")
 
 
-def test_another_kind_of_part_is_named_in_words(server: ServerProcess) -> None:
+def test_another_kind_of_part_is_named_in_words(light_server: ServerProcess) -> None:
     parts = [
         {"type": "text", "text": "What is this?"},
         {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
     ]
-    error = refusal(server, messages=[{"role": "user", "content": parts}])
+    error = refusal(light_server, messages=[{"role": "user", "content": parts}])
     assert error["param"] == "messages.0.content.1.type"
     assert "input_audio" in error["message"]
 
@@ -122,7 +122,7 @@ def test_a_requests_broken_template_is_refused(scripted_server: ServerProcess, t
     assert refusal(scripted_server, chat_template=template)["param"] == "chat_template"
 
 
-def test_fields_that_ask_for_nothing_are_accepted(server: ServerProcess) -> None:
+def test_fields_that_ask_for_nothing_are_accepted(light_server: ServerProcess) -> None:
     nothing = {
         "store": False,
         "service_tier": "auto",
@@ -138,7 +138,7 @@ def test_fields_that_ask_for_nothing_are_accepted(server: ServerProcess) -> None
         "n": None,
         "include_reasoning": None,
     }
-    assert post(server, {"messages": HELLO, "max_tokens": 1, **nothing}).status_code == 200
+    assert post(light_server, {"messages": HELLO, "max_tokens": 1, **nothing}).status_code == 200
 
 
 def test_token_ids_go_in_instead_of_messages_and_come_out(server: ServerProcess, golden_cases: list[Any]) -> None:
@@ -151,10 +151,10 @@ def test_token_ids_go_in_instead_of_messages_and_come_out(server: ServerProcess,
         assert answer["choices"][0]["token_ids"] == case["output_ids"]
 
 
-def test_streamed_token_ids_are_those_of_the_plain_answer(server: ServerProcess) -> None:
+def test_streamed_token_ids_are_those_of_the_plain_answer(light_server: ServerProcess) -> None:
     body = {"messages": HELLO, "n": 2, "seed": 5, "max_tokens": 12, "temperature": 1.5, "return_token_ids": True}
-    plain = post(server, body).json()
-    with opened_stream(server, body) as payloads:
+    plain = post(light_server, body).json()
+    with opened_stream(light_server, body) as payloads:
         parts = chunks(payloads)
     assert [part["prompt_token_ids"] for part in parts if "prompt_token_ids" in part] == [plain["prompt_token_ids"]]
     for choice in plain["choices"]:
@@ -163,17 +163,17 @@ def test_streamed_token_ids_are_those_of_the_plain_answer(server: ServerProcess)
         assert "".join(each["delta"].get("content") or "" for each in own) == choice["message"]["content"]
 
 
-def test_without_the_option_there_are_no_token_ids(server: ServerProcess) -> None:
-    answer = post(server, {"messages": HELLO, "max_tokens": 2}).json()
+def test_without_the_option_there_are_no_token_ids(light_server: ServerProcess) -> None:
+    answer = post(light_server, {"messages": HELLO, "max_tokens": 2}).json()
     assert "prompt_token_ids" not in answer
     assert "token_ids" not in answer["choices"][0]
 
 
 @pytest.mark.parametrize("sent", ["mine", "chatcmpl-mine"])
-def test_the_answers_id_is_made_from_the_requests(server: ServerProcess, sent: str) -> None:
+def test_the_answers_id_is_made_from_the_requests(light_server: ServerProcess, sent: str) -> None:
     body = {"messages": HELLO, "max_tokens": 2, "request_id": sent}
-    assert [post(server, body).json()["id"] for _ in range(2)] == ["chatcmpl-mine"] * 2
-    with opened_stream(server, body) as payloads:
+    assert [post(light_server, body).json()["id"] for _ in range(2)] == ["chatcmpl-mine"] * 2
+    with opened_stream(light_server, body) as payloads:
         assert {part["id"] for part in chunks(payloads)} == {"chatcmpl-mine"}
 
 

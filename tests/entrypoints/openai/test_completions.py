@@ -1,4 +1,4 @@
-"""POST /v1/completions with the real OpenAI client on the real model."""
+"""POST /v1/completions with the real OpenAI client."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def joined(parts: list[Completion]) -> dict[int, str]:
 
 
 @pytest.fixture
-def singly(client: openai.Client) -> list[str]:
+def singly(light_client: openai.Client) -> list[str]:
     """Each prompt's answer when it is asked alone."""
-    return [texts(create(client, prompt))[0] for prompt in PROMPTS]
+    return [texts(create(light_client, prompt))[0] for prompt in PROMPTS]
 
 
 def test_a_text_is_gone_on_with(client: openai.Client) -> None:
@@ -59,8 +59,10 @@ def test_a_text_is_gone_on_with(client: openai.Client) -> None:
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + LIMIT
 
 
-def test_sixteen_tokens_unless_the_request_says_otherwise(client: openai.Client) -> None:
-    answer = client.completions.create(model=MODEL, prompt=PROMPTS[1], temperature=0, extra_body={"ignore_eos": True})
+def test_sixteen_tokens_unless_the_request_says_otherwise(light_client: openai.Client) -> None:
+    answer = light_client.completions.create(
+        model=MODEL, prompt=PROMPTS[1], temperature=0, extra_body={"ignore_eos": True}
+    )
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 16
 
@@ -76,8 +78,8 @@ def test_a_rendered_chat_gives_the_reference_answer(client: openai.Client, golde
             assert answer.usage.prompt_tokens == len(case["prompt_ids"])
 
 
-def test_many_texts_are_answered_in_order(client: openai.Client, singly: list[str]) -> None:
-    assert texts(create(client, PROMPTS)) == singly
+def test_many_texts_are_answered_in_order(light_client: openai.Client, singly: list[str]) -> None:
+    assert texts(create(light_client, PROMPTS)) == singly
     assert len(set(singly)) == len(PROMPTS)
 
 
@@ -88,35 +90,35 @@ def test_many_token_id_prompts_are_answered_in_order(client: openai.Client, gold
     assert answer.usage.prompt_tokens == sum(len(case["prompt_ids"]) for case in golden_cases)
 
 
-def test_a_list_of_one_is_that_one(client: openai.Client, golden_cases: list[Case], singly: list[str]) -> None:
-    assert texts(create(client, PROMPTS[:1])) == singly[:1]
+def test_a_list_of_one_is_that_one(light_client: openai.Client, golden_cases: list[Case], singly: list[str]) -> None:
+    assert texts(create(light_client, PROMPTS[:1])) == singly[:1]
     ids = golden_cases[0]["prompt_ids"]
-    assert texts(create(client, [ids])) == texts(create(client, ids))
+    assert texts(create(light_client, [ids])) == texts(create(light_client, ids))
 
 
-def test_every_prompt_has_n_choices_in_a_row(client: openai.Client, singly: list[str]) -> None:
-    answer = create(client, PROMPTS[:2], n=3)
+def test_every_prompt_has_n_choices_in_a_row(light_client: openai.Client, singly: list[str]) -> None:
+    answer = create(light_client, PROMPTS[:2], n=3)
     assert texts(answer) == [singly[0]] * 3 + [singly[1]] * 3
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 6 * LIMIT
 
 
-def test_the_choices_of_a_seed_are_the_same_again_and_unlike_one_another(client: openai.Client) -> None:
+def test_the_choices_of_a_seed_are_the_same_again_and_unlike_one_another(light_client: openai.Client) -> None:
     fields = {"n": 3, "temperature": 1.0, "seed": 7, "max_tokens": 12}
-    first = texts(create(client, PROMPTS[1], **fields))
-    assert texts(create(client, PROMPTS[1], **fields)) == first
+    first = texts(create(light_client, PROMPTS[1], **fields))
+    assert texts(create(light_client, PROMPTS[1], **fields)) == first
     assert len(set(first)) == 3
 
 
-def test_a_stream_of_several_prompts_gives_the_plain_texts(client: openai.Client, singly: list[str]) -> None:
-    parts = streamed(client, PROMPTS)
+def test_a_stream_of_several_prompts_gives_the_plain_texts(light_client: openai.Client, singly: list[str]) -> None:
+    parts = streamed(light_client, PROMPTS)
     assert joined(parts) == dict(enumerate(singly))
     assert len({part.id for part in parts}) == 1
     assert all(part.usage is None for part in parts)
 
 
-def test_every_choice_of_a_stream_ends_once(client: openai.Client) -> None:
-    parts = streamed(client, PROMPTS[:2], n=2)
+def test_every_choice_of_a_stream_ends_once(light_client: openai.Client) -> None:
+    parts = streamed(light_client, PROMPTS[:2], n=2)
     ends = [choice for part in parts for choice in part.choices if choice.finish_reason is not None]
     assert sorted(choice.index for choice in ends) == [0, 1, 2, 3]
     assert {choice.finish_reason for choice in ends} == {"length"}
@@ -124,29 +126,29 @@ def test_every_choice_of_a_stream_ends_once(client: openai.Client) -> None:
     assert sorted(map(id, last.values())) == sorted(map(id, ends))
 
 
-def test_n_choices_of_streamed_prompts_have_the_plain_indexes(client: openai.Client) -> None:
+def test_n_choices_of_streamed_prompts_have_the_plain_indexes(light_client: openai.Client) -> None:
     fields = {"n": 2, "temperature": 1.0, "seed": 5}
-    assert list(joined(streamed(client, PROMPTS[:3], **fields)).values()) == texts(
-        create(client, PROMPTS[:3], **fields)
+    assert list(joined(streamed(light_client, PROMPTS[:3], **fields)).values()) == texts(
+        create(light_client, PROMPTS[:3], **fields)
     )
 
 
-def test_a_stream_is_not_one_piece(client: openai.Client) -> None:
-    pieces = [choice for part in streamed(client, PROMPTS[0], max_tokens=24) for choice in part.choices]
+def test_a_stream_is_not_one_piece(light_client: openai.Client) -> None:
+    pieces = [choice for part in streamed(light_client, PROMPTS[0], max_tokens=24) for choice in part.choices]
     assert len(pieces) > 3
 
 
-def test_usage_closes_a_stream_that_asks_for_it(client: openai.Client) -> None:
-    plain = create(client, PROMPTS, n=2)
-    *parts, last = streamed(client, PROMPTS, n=2, stream_options={"include_usage": True})
+def test_usage_closes_a_stream_that_asks_for_it(light_client: openai.Client) -> None:
+    plain = create(light_client, PROMPTS, n=2)
+    *parts, last = streamed(light_client, PROMPTS, n=2, stream_options={"include_usage": True})
     assert last.choices == []
     assert last.usage == plain.usage
     assert all(part.choices for part in parts)
 
 
-def test_raw_events_end_with_done(server: ServerProcess, client: openai.Client) -> None:
+def test_raw_events_end_with_done(light_server: ServerProcess, light_client: openai.Client) -> None:
     body = {"model": MODEL, "prompt": PROMPTS[:2], "max_tokens": 3, "temperature": 0, "stream": True}
-    with client.completions.with_streaming_response.create(**body) as response:
+    with light_client.completions.with_streaming_response.create(**body) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
     parts = chunks(iter(lines))
@@ -154,21 +156,21 @@ def test_raw_events_end_with_done(server: ServerProcess, client: openai.Client) 
     assert not any("usage" in part for part in parts)
 
 
-def test_a_stop_string_ends_the_text_before_it(client: openai.Client) -> None:
-    whole = texts(create(client, PROMPTS[3], max_tokens=24))[0]
+def test_a_stop_string_ends_the_text_before_it(light_client: openai.Client) -> None:
+    whole = texts(create(light_client, PROMPTS[3], max_tokens=24))[0]
     stop = whole[8:11]
     expected = whole[: whole.index(stop)]
-    answer = create(client, PROMPTS[3], max_tokens=24, stop=stop)
+    answer = create(light_client, PROMPTS[3], max_tokens=24, stop=stop)
     assert texts(answer) == [expected]
     assert answer.choices[0].finish_reason == "stop"
     assert answer.choices[0].model_extra == {"stop_reason": stop, "prompt_logprobs": None}
-    assert joined(streamed(client, PROMPTS[3], max_tokens=24, stop=["never to be seen", stop])) == {0: expected}
+    assert joined(streamed(light_client, PROMPTS[3], max_tokens=24, stop=["never to be seen", stop])) == {0: expected}
 
 
-def test_a_stop_string_ends_only_the_prompts_that_reach_it(client: openai.Client, singly: list[str]) -> None:
+def test_a_stop_string_ends_only_the_prompts_that_reach_it(light_client: openai.Client, singly: list[str]) -> None:
     stop = singly[1][2:6]
     assert [stop in text for text in singly] == [False, True, False, False]
-    answer = create(client, PROMPTS, stop=stop)
+    answer = create(light_client, PROMPTS, stop=stop)
     assert texts(answer) == [singly[0], singly[1][: singly[1].index(stop)], *singly[2:]]
     assert [choice.finish_reason for choice in answer.choices] == ["length", "stop", "length", "length"]
 
@@ -209,22 +211,22 @@ def test_stop_tokens_end_it(client: openai.Client, golden_cases: list[Case]) -> 
     ],
 )
 def test_a_body_that_cannot_be_served_is_refused_with_its_path(
-    client: openai.Client, fields: dict[str, Any], param: str, code: str, stream: bool
+    light_client: openai.Client, fields: dict[str, Any], param: str, code: str, stream: bool
 ) -> None:
     """The client's own methods would not send some of these."""
     with pytest.raises(openai.BadRequestError) as caught:
-        client.post("/completions", body={"model": MODEL, "stream": stream, **fields}, cast_to=object)
+        light_client.post("/completions", body={"model": MODEL, "stream": stream, **fields}, cast_to=object)
     assert (caught.value.param, caught.value.code, caught.value.type) == (param, code, "invalid_request_error")
     assert f"{param}: " in caught.value.message
 
 
-def test_one_bad_prompt_refuses_the_request_and_leaves_nothing_running(client: openai.Client) -> None:
+def test_one_bad_prompt_refuses_the_request_and_leaves_nothing_running(light_client: openai.Client) -> None:
     with pytest.raises(openai.BadRequestError):
-        create(client, [[1, 2], [VOCABULARY]])
-    assert texts(create(client, PROMPTS[0]))
+        create(light_client, [[1, 2], [VOCABULARY]])
+    assert texts(create(light_client, PROMPTS[0]))
 
 
-def test_an_unknown_model_is_not_found(client: openai.Client) -> None:
+def test_an_unknown_model_is_not_found(light_client: openai.Client) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
-        client.completions.create(model="gpt-3.5-turbo-instruct", prompt="Hi")
+        light_client.completions.create(model="gpt-3.5-turbo-instruct", prompt="Hi")
     assert (caught.value.param, caught.value.code) == ("model", "model_not_found")

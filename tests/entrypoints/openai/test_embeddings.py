@@ -1,4 +1,4 @@
-"""POST /v1/embeddings with the real OpenAI client on the real model."""
+"""POST /v1/embeddings with the real OpenAI client."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import openai
 import pytest
 from openai.types import CreateEmbeddingResponse
 from support.chat import MODEL, REQUEST_SECONDS, metric, post, wait_for_running
+from support.light import HIDDEN
 from support.server import ServerProcess, wait_until
 
 from fastdeploy_lp.checkpoint import resolve_model
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 
 TEXTS = ["A cat sits on the mat.", "The kitten lies on the rug.", "Stock prices fell sharply today.", "北京 🎉"]
-HIDDEN_SIZE = 576
 CONTEXT = 2048
 ONE = 1e-6
 
@@ -57,11 +57,11 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(resolve_model(MODEL, show_progress=False).directory)
 
 
-def test_the_sdk_gets_unit_vectors_of_the_hidden_size(client: openai.Client) -> None:
-    answer = create(client, TEXTS)
+def test_the_sdk_gets_unit_vectors_of_the_hidden_size(light_client: openai.Client) -> None:
+    answer = create(light_client, TEXTS)
     assert (answer.object, answer.model) == ("list", MODEL)
     found = vectors(answer)
-    assert found.shape == (len(TEXTS), HIDDEN_SIZE)
+    assert found.shape == (len(TEXTS), HIDDEN)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=ONE)
 
 
@@ -71,50 +71,52 @@ def test_means_of_like_texts_are_closer(client: openai.Client) -> None:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
-def test_every_form_of_input_gives_the_same_bits(client: openai.Client, pooling: str) -> None:
-    expected = embed(client, TEXTS, pooling=pooling)
+def test_every_form_of_input_gives_the_same_bits(light_client: openai.Client, pooling: str) -> None:
+    expected = embed(light_client, TEXTS, pooling=pooling)
     ids = [token_ids(text) for text in TEXTS]
-    np.testing.assert_array_equal(embed(client, ids, pooling=pooling), expected)
+    np.testing.assert_array_equal(embed(light_client, ids, pooling=pooling), expected)
     for text, tokens, vector in zip(TEXTS, ids, expected, strict=True):
         for given in (text, tokens, [text], [tokens]):
-            np.testing.assert_array_equal(embed(client, given, pooling=pooling), [vector])
+            np.testing.assert_array_equal(embed(light_client, given, pooling=pooling), [vector])
 
 
-def test_numbers_and_base64_are_the_same_bits(server: ServerProcess, client: openai.Client) -> None:
-    numbers = post_body(server, {"input": TEXTS, "encoding_format": "float"}).json()["data"]
-    default = post_body(server, {"input": TEXTS}).json()["data"]
-    coded = post_body(server, {"input": TEXTS, "encoding_format": "base64"}).json()["data"]
+def test_numbers_and_base64_are_the_same_bits(light_server: ServerProcess, light_client: openai.Client) -> None:
+    numbers = post_body(light_server, {"input": TEXTS, "encoding_format": "float"}).json()["data"]
+    default = post_body(light_server, {"input": TEXTS}).json()["data"]
+    coded = post_body(light_server, {"input": TEXTS, "encoding_format": "base64"}).json()["data"]
     assert default == numbers
     for plain, bytes_ in zip(numbers, coded, strict=True):
         decoded = np.frombuffer(base64.b64decode(bytes_["embedding"], validate=True), "<f4")
         assert decoded.tolist() == plain["embedding"]
     # The SDK asks for base64 by itself and for numbers on demand.
-    np.testing.assert_array_equal(embed(client, TEXTS), embed(client, TEXTS, encoding_format="float"))
+    np.testing.assert_array_equal(embed(light_client, TEXTS), embed(light_client, TEXTS, encoding_format="float"))
 
 
-@pytest.mark.parametrize("dimensions", [1, 64, HIDDEN_SIZE])
-def test_dimensions_are_cut_before_the_length_becomes_one(client: openai.Client, dimensions: int) -> None:
-    raw = embed(client, TEXTS, normalize=False)
+@pytest.mark.parametrize("dimensions", [1, 8, HIDDEN])
+def test_dimensions_are_cut_before_the_length_becomes_one(light_client: openai.Client, dimensions: int) -> None:
+    raw = embed(light_client, TEXTS, normalize=False)
     assert np.linalg.norm(raw, axis=1).min() > 2
-    np.testing.assert_array_equal(embed(client, TEXTS, normalize=False, dimensions=dimensions), raw[:, :dimensions])
+    np.testing.assert_array_equal(
+        embed(light_client, TEXTS, normalize=False, dimensions=dimensions), raw[:, :dimensions]
+    )
     cut = raw[:, :dimensions]
     expected = cut / np.linalg.norm(cut, axis=1, keepdims=True)
-    np.testing.assert_allclose(embed(client, TEXTS, dimensions=dimensions), expected, atol=ONE)
+    np.testing.assert_allclose(embed(light_client, TEXTS, dimensions=dimensions), expected, atol=ONE)
 
 
-def test_usage_counts_the_tokens_of_all_inputs(server: ServerProcess, client: openai.Client) -> None:
-    counted = metric(server, "prompt_tokens_total")
-    answer = create(client, TEXTS, user="somebody")
+def test_usage_counts_the_tokens_of_all_inputs(light_server: ServerProcess, light_client: openai.Client) -> None:
+    counted = metric(light_server, "prompt_tokens_total")
+    answer = create(light_client, TEXTS, user="somebody")
     expected = sum(len(token_ids(text)) for text in TEXTS)
     assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (expected, expected)
-    assert metric(server, "prompt_tokens_total") == counted + expected
-    assert post_body(server, {"input": "a"}).json()["usage"] == {"prompt_tokens": 1, "total_tokens": 1}
+    assert metric(light_server, "prompt_tokens_total") == counted + expected
+    assert post_body(light_server, {"input": "a"}).json()["usage"] == {"prompt_tokens": 1, "total_tokens": 1}
 
 
-def test_a_prompt_may_fill_the_context_and_no_more(server: ServerProcess, client: openai.Client) -> None:
-    answer = create(client, [5] * CONTEXT)
+def test_a_prompt_may_fill_the_context_and_no_more(light_server: ServerProcess, light_client: openai.Client) -> None:
+    answer = create(light_client, [5] * CONTEXT)
     assert answer.usage.prompt_tokens == CONTEXT
-    error = post_body(server, {"input": [[5], [6], [7], [5] * (CONTEXT + 1)]}).json()["error"]
+    error = post_body(light_server, {"input": [[5], [6], [7], [5] * (CONTEXT + 1)]}).json()["error"]
     assert (error["param"], error["code"]) == ("input.3", "context_length_exceeded")
     assert str(CONTEXT) in error["message"]
 
@@ -134,7 +136,7 @@ def test_a_prompt_may_fill_the_context_and_no_more(server: ServerProcess, client
         ({"input": {"text": "a"}}, "input"),
         ({"input": "\ud800"}, "input"),
         ({"dimensions": 0}, "dimensions"),
-        ({"dimensions": HIDDEN_SIZE + 1}, "dimensions"),
+        ({"dimensions": HIDDEN + 1}, "dimensions"),
         ({"dimensions": "8"}, "dimensions"),
         ({"dimensions": 2**70}, "dimensions"),
         ({"encoding_format": "hex"}, "encoding_format"),
@@ -146,19 +148,19 @@ def test_a_prompt_may_fill_the_context_and_no_more(server: ServerProcess, client
     ],
 )
 def test_what_can_not_be_served_is_a_400_that_names_the_field(
-    server: ServerProcess, fields: dict[str, Any], param: str
+    light_server: ServerProcess, fields: dict[str, Any], param: str
 ) -> None:
-    answer = post_body(server, {"input": "a", **fields})
+    answer = post_body(light_server, {"input": "a", **fields})
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
     assert error["message"].startswith(f"{param}: ")
 
 
-def test_a_body_without_input_and_another_model_are_told(server: ServerProcess) -> None:
-    error = post_body(server, {}).json()["error"]
+def test_a_body_without_input_and_another_model_are_told(light_server: ServerProcess) -> None:
+    error = post_body(light_server, {}).json()["error"]
     assert (error["param"], error["code"]) == ("input", "missing_required_parameter")
-    answer = post_body(server, {"input": "a", "model": "gpt"})
+    answer = post_body(light_server, {"input": "a", "model": "gpt"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
 
 

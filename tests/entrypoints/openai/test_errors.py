@@ -119,10 +119,10 @@ def test_wrong_field_is_named_by_its_path(strict_server: ServerProcess, fields: 
         ([{"deep": [2**70]}], "logits_processors_args.enable_your_logits_processor"),
     ],
 )
-def test_argument_that_cannot_travel_is_refused(server: ServerProcess, value: Any, path: str) -> None:
+def test_argument_that_cannot_travel_is_refused(light_server: ServerProcess, value: Any, path: str) -> None:
     """A processor without Params takes anything, but it has to reach the worker."""
     args = {"enable_your_logits_processor": value}
-    error = check_error(post(server, {**BODY, "logits_processors_args": args}), 400)
+    error = check_error(post(light_server, {**BODY, "logits_processors_args": args}), 400)
     assert error["param"].startswith(path)
 
 

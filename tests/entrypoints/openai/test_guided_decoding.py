@@ -1,4 +1,4 @@
-"""Outputs that have a form, from the real model over HTTP.
+"""Outputs that have a form, over HTTP, from a model that wants to write no such thing.
 
 16 JSON Schemas by default; FASTDEPLOY_LP_GUIDED_SCHEMAS asks for more.
 """
@@ -46,6 +46,12 @@ REGEXES = [
     r"[äöü]{3}🏙?",
     r"(25[0-5]|1?[0-9]{1,2})(\.[0-9]{1,2}){3}",
 ]
+
+
+@pytest.fixture(scope="module")
+def server(light_server: ServerProcess) -> ServerProcess:
+    """No test here needs sense."""
+    return light_server
 
 
 def answer(server: ServerProcess, **fields: Any) -> dict[str, Any]:

@@ -43,9 +43,9 @@ def check_chat(choice: Choice, count: int) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"top_logprobs": 0}, {"top_logprobs": TOP}, {"top_logprobs": 20}])
-def test_a_chats_logprobs_belong_to_its_tokens(client: openai.Client, fields: dict[str, int]) -> None:
+def test_a_chats_logprobs_belong_to_its_tokens(light_client: openai.Client, fields: dict[str, int]) -> None:
     count = fields.get("top_logprobs", 0)
-    answer = chat(client, **fields)
+    answer = chat(light_client, **fields)
     (choice,) = answer.choices
     check_chat(choice, count)
     assert choice.logprobs is not None
@@ -57,23 +57,23 @@ def test_a_chats_logprobs_belong_to_its_tokens(client: openai.Client, fields: di
         assert all(entry.top_logprobs[0].logprob == entry.logprob for entry in content)
 
 
-def test_random_choices_have_logprobs_of_their_own(client: openai.Client) -> None:
-    answer = chat(client, temperature=1.2, seed=5, n=3, top_logprobs=TOP)
+def test_random_choices_have_logprobs_of_their_own(light_client: openai.Client) -> None:
+    answer = chat(light_client, temperature=1.2, seed=5, n=3, top_logprobs=TOP)
     for choice in answer.choices:
         check_chat(choice, TOP)
     assert len({str(choice.logprobs) for choice in answer.choices}) == 3
 
 
-def test_without_asking_there_are_none(client: openai.Client) -> None:
-    assert chat(client, logprobs=False).choices[0].logprobs is None
-    assert complete(client, logprobs=None).choices[0].logprobs is None
+def test_without_asking_there_are_none(light_client: openai.Client) -> None:
+    assert chat(light_client, logprobs=False).choices[0].logprobs is None
+    assert complete(light_client, logprobs=None).choices[0].logprobs is None
 
 
-def test_a_streamed_chat_has_the_same_logprobs(client: openai.Client) -> None:
-    whole = chat(client, top_logprobs=TOP, temperature=1.0, seed=3).choices[0]
+def test_a_streamed_chat_has_the_same_logprobs(light_client: openai.Client) -> None:
+    whole = chat(light_client, top_logprobs=TOP, temperature=1.0, seed=3).choices[0]
     entries = []
     text = ""
-    stream = client.chat.completions.create(
+    stream = light_client.chat.completions.create(
         model=MODEL,
         messages=HELLO,
         temperature=1.0,
@@ -107,8 +107,8 @@ def check_completion(choice: CompletionChoice, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, TOP])
-def test_a_completions_logprobs_stand_where_its_tokens_do(client: openai.Client, count: int) -> None:
-    answer = complete(client, [PROMPT, "Once upon a time"], logprobs=count, temperature=0.8, seed=1, n=2)
+def test_a_completions_logprobs_stand_where_its_tokens_do(light_client: openai.Client, count: int) -> None:
+    answer = complete(light_client, [PROMPT, "Once upon a time"], logprobs=count, temperature=0.8, seed=1, n=2)
     assert len(answer.choices) == 4
     for choice in answer.choices:
         check_completion(choice, count)
@@ -116,9 +116,9 @@ def test_a_completions_logprobs_stand_where_its_tokens_do(client: openai.Client,
         assert choice.logprobs.text_offset[0] == 0
 
 
-def test_a_streamed_completion_has_the_same_logprobs(client: openai.Client) -> None:
-    whole = complete(client).choices[0].logprobs
-    parts = client.completions.create(
+def test_a_streamed_completion_has_the_same_logprobs(light_client: openai.Client) -> None:
+    whole = complete(light_client).choices[0].logprobs
+    parts = light_client.completions.create(
         model=MODEL, prompt=PROMPT, temperature=0, max_tokens=LIMIT, logprobs=TOP, stream=True
     )
     joined: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
@@ -129,17 +129,17 @@ def test_a_streamed_completion_has_the_same_logprobs(client: openai.Client) -> N
     assert joined == {name: getattr(whole, name) for name in joined}
 
 
-def test_prompt_logprobs_say_of_a_text_what_logprobs_said_when_it_was_written(client: openai.Client) -> None:
+def test_prompt_logprobs_say_of_a_text_what_logprobs_said_when_it_was_written(light_client: openai.Client) -> None:
     """The answer, sent back as a prompt, is predicted as it was generated."""
     prompt_ids = [504, 3575, 282, 4649, 314]
-    written = complete(client, prompt_ids, extra_body={"allowed_token_ids": list(range(1000, 1400))})
+    written = complete(light_client, prompt_ids, extra_body={"allowed_token_ids": list(range(1000, 1400))})
     assert written.choices[0].logprobs is not None
     extra = written.choices[0].model_extra or {}
     assert extra["prompt_logprobs"] is None
     values = written.choices[0].logprobs.token_logprobs
     by_text = {decode(token): token for token in range(1000, 1400)}
     token_ids = [by_text[token] for token in written.choices[0].logprobs.tokens]
-    read = complete(client, prompt_ids + token_ids, max_tokens=1, extra_body={"prompt_logprobs": 2})
+    read = complete(light_client, prompt_ids + token_ids, max_tokens=1, extra_body={"prompt_logprobs": 2})
     first, *positions = (read.choices[0].model_extra or {})["prompt_logprobs"]
     assert first is None
     assert len(positions) == len(prompt_ids + token_ids) - 1
@@ -149,8 +149,8 @@ def test_prompt_logprobs_say_of_a_text_what_logprobs_said_when_it_was_written(cl
         assert sorted(each["rank"] for each in position.values())[:2] == [1, 2]
 
 
-def test_a_chats_prompt_logprobs_stand_beside_its_choices(client: openai.Client) -> None:
-    answer = chat(client, logprobs=False, n=2, extra_body={"prompt_logprobs": 0})
+def test_a_chats_prompt_logprobs_stand_beside_its_choices(light_client: openai.Client) -> None:
+    answer = chat(light_client, logprobs=False, n=2, extra_body={"prompt_logprobs": 0})
     assert answer.usage is not None
     first, *positions = (answer.model_extra or {})["prompt_logprobs"]
     assert first is None

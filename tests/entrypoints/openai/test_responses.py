@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, Field, TypeAdapter
 from support.chat import MODEL, encode, post
 from support.forced import AT_ONCE, says
 from support.server import ServerProcess
@@ -245,8 +245,8 @@ def test_a_response_in_the_background_can_be_deleted(scripted: openai.Client) ->
 class Person(BaseModel):
     """Parsed by the client."""
 
-    name: str
-    age: int
+    name: Annotated[str, Field(max_length=8)]
+    age: Annotated[int, Field(ge=0, le=99)]
 
 
 def test_json_of_a_schema_is_parsed_by_the_client(scripted: openai.Client) -> None:
@@ -256,7 +256,8 @@ def test_json_of_a_schema_is_parsed_by_the_client(scripted: openai.Client) -> No
 
 
 def test_a_chosen_function_is_called(scripted: openai.Client) -> None:
-    tool = {**WEATHER, "parameters": {"type": "object", "properties": {"n": {"enum": [1]}}, "required": ["n"]}}
+    properties = {"properties": {"n": {"enum": [1]}}, "required": ["n"], "additionalProperties": False}
+    tool = {**WEATHER, "parameters": {"type": "object", **properties}}
     asked: dict[str, Any] = {"model": MODEL, "input": "Go", "tools": [tool], "temperature": 0}
     chosen: Any = {"type": "function", "name": "get_weather"}
     response = scripted.responses.create(**asked, tool_choice=chosen, extra_body=AT_ONCE)

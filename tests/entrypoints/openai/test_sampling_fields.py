@@ -28,15 +28,16 @@ def tokens_of(answer: Completion) -> list[str]:
 
 
 @pytest.mark.parametrize("word", ["Paris", " Paris"])
-def test_bad_words_are_not_said(client: openai.Client, word: str) -> None:
-    assert "Paris" in complete(client).choices[0].text
-    assert "Paris" not in complete(client, bad_words=[word]).choices[0].text
-    assert "Paris" not in complete(client, bad_words_token_ids=[[PARIS]]).choices[0].text
+def test_bad_words_are_not_said(light_client: openai.Client, word: str) -> None:
+    pushed = {"logits_processors_args": {"logit_bias": {str(PARIS): 30.0}}}
+    assert "Paris" in complete(light_client, **pushed).choices[0].text
+    assert "Paris" not in complete(light_client, **pushed, bad_words=[word]).choices[0].text
+    assert "Paris" not in complete(light_client, **pushed, bad_words_token_ids=[[PARIS]]).choices[0].text
 
 
-def test_only_allowed_tokens_are_said(client: openai.Client) -> None:
+def test_only_allowed_tokens_are_said(light_client: openai.Client) -> None:
     for sampling in ({"temperature": 0}, {"temperature": 2.0, "seed": 3}):
-        answer = complete(client, allowed_token_ids=ALLOWED, logprobs=0, **sampling)
+        answer = complete(light_client, allowed_token_ids=ALLOWED, logprobs=0, **sampling)
         assert set(tokens_of(answer)) <= {decode(token) for token in ALLOWED}
 
 
@@ -57,21 +58,21 @@ def test_an_answer_is_not_shorter_than_its_minimum(client: openai.Client) -> Non
     assert short.usage.completion_tokens < 12 <= long.usage.completion_tokens
 
 
-def test_min_p_of_one_is_greedy(client: openai.Client) -> None:
-    greedy = complete(client).choices[0].text
-    assert complete(client, temperature=1.5, seed=1, min_p=1.0).choices[0].text == greedy
-    assert complete(client, temperature=1.5, seed=1).choices[0].text != greedy
+def test_min_p_of_one_is_greedy(light_client: openai.Client) -> None:
+    greedy = complete(light_client).choices[0].text
+    assert complete(light_client, temperature=1.5, seed=1, min_p=1.0).choices[0].text == greedy
+    assert complete(light_client, temperature=1.5, seed=1).choices[0].text != greedy
 
 
-def test_a_request_that_rules_out_every_token_ends_with_an_error_that_says_so(client: openai.Client) -> None:
+def test_a_request_that_rules_out_every_token_ends_with_an_error_that_says_so(light_client: openai.Client) -> None:
     """Nothing is left for the second token only, so that the request is admitted."""
     with pytest.raises(
         openai.BadRequestError, match="allowed_token_ids and bad_words left no token that can be sampled"
     ):
-        complete(client, allowed_token_ids=[PARIS], bad_words_token_ids=[[PARIS, PARIS]])
-    assert complete(client).choices[0].finish_reason == "length"
+        complete(light_client, allowed_token_ids=[PARIS], bad_words_token_ids=[[PARIS, PARIS]])
+    assert complete(light_client).choices[0].finish_reason == "length"
 
 
-def test_a_request_that_leaves_no_first_token_is_refused(client: openai.Client) -> None:
+def test_a_request_that_leaves_no_first_token_is_refused(light_client: openai.Client) -> None:
     with pytest.raises(openai.BadRequestError, match="allowed_token_ids: min_tokens = 3 rules out every one of them"):
-        complete(client, allowed_token_ids=[END], stop_token_ids=[END], min_tokens=3)
+        complete(light_client, allowed_token_ids=[END], stop_token_ids=[END], min_tokens=3)

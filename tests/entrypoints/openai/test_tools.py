@@ -192,8 +192,8 @@ def test_what_is_wrong_with_tools_is_named(scripted_server: ServerProcess, field
     assert refusal(scripted_server, **fields)["param"] == param
 
 
-def test_a_model_whose_template_knows_no_tools_refuses_them(server: ServerProcess) -> None:
-    error = refusal(server, tools=[WEATHER])
+def test_a_model_whose_template_knows_no_tools_refuses_them(light_server: ServerProcess) -> None:
+    error = refusal(light_server, tools=[WEATHER])
     assert error["param"] == "tools"
     assert "chat template" in error["message"]
 
@@ -206,5 +206,5 @@ def test_a_template_that_does_not_show_tools_is_told_of(scripted_server: ServerP
 @pytest.mark.parametrize(
     "nothing", [{"tools": []}, {"tools": None, "tool_choice": "none"}, {"response_format": {"type": "text"}}]
 )
-def test_fields_that_ask_for_no_tools_are_accepted(server: ServerProcess, nothing: dict[str, Any]) -> None:
-    assert post(server, {"messages": HELLO, "max_tokens": 1, **nothing}).status_code == 200
+def test_fields_that_ask_for_no_tools_are_accepted(light_server: ServerProcess, nothing: dict[str, Any]) -> None:
+    assert post(light_server, {"messages": HELLO, "max_tokens": 1, **nothing}).status_code == 200

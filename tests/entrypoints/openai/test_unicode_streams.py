@@ -48,14 +48,14 @@ def test_texts_that_a_model_is_made_to_write(scripted_server: ServerProcess) -> 
         list(pool.map(one, range(SCRIPTED)))
 
 
-def test_what_a_model_writes_when_it_is_hot(server: ServerProcess) -> None:
+def test_what_a_model_writes_when_it_is_hot(light_server: ServerProcess) -> None:
     def one(seed: int) -> None:
         message = {"role": "user", "content": "".join(Random(seed).choices(ALPHABET, k=20))}
         body = {"messages": [message], "seed": seed, "temperature": 1.5, "max_tokens": 24}
-        text = check_alike(server, body)
+        text = check_alike(light_server, body)
         middle = len(text) // 2
         if stop := text[middle : middle + 5]:
-            assert stop not in check_alike(server, {**body, "stop": stop})
+            assert stop not in check_alike(light_server, {**body, "stop": stop})
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(one, range(SAMPLED)))

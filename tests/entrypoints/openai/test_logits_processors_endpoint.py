@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from support.chat import HELLO, MODEL, REQUEST_SECONDS, chunks, decode, metric, opened_stream, text_of, wait_for_running
+from support.chat import (
+    HELLO,
+    MODEL,
+    REQUEST_SECONDS,
+    chunks,
+    decode,
+    metric,
+    opened_stream,
+    post,
+    text_of,
+    wait_for_running,
+)
 from support.server import ServerProcess
 
 FAULTY, ONE_ROW = "RaisesOnBoom", "RaisesInOneRow"
@@ -23,30 +35,30 @@ SCHEMA_OF_LOGIT_BIAS = {
 }
 
 TOKENS = 3
-# "Hello!" is greedily gone on with by token 339, whose logit is 20.3; that of token 42 is 13.9.
+# The light model greedily goes on with token 32991, whose logit is 8.8; that of token 42 is -2.6.
 PROMPT = "Hello!"
-PLAIN_TOKEN, OTHER_TOKEN = 339, 42
+PLAIN_TOKEN, OTHER_TOKEN = 32991, 42
 # Once is too little for the other token to win, twice is enough.
-HALF_OF_WHAT_IT_TAKES = {str(OTHER_TOKEN): 4}
+HALF_OF_WHAT_IT_TAKES = {str(OTHER_TOKEN): 7}
 FORCE = {str(OTHER_TOKEN): 100}
 
 Body = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def aliases() -> Iterator[ServerProcess]:
+def aliases(light_checkpoint: Path) -> Iterator[ServerProcess]:
     """One class twice, and a processor that makes the order visible; all arguments are known."""
     specs = ["hot=LogitBiasLogitsProcessor", "cold=LogitBiasLogitsProcessor", "support.served_faults:SetsToZero"]
-    with ServerProcess("--logits-processors", *specs) as running:
+    with ServerProcess("--logits-processors", *specs, model=str(light_checkpoint)) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def faulty_server() -> Iterator[ServerProcess]:
+def faulty_server(light_checkpoint: Path) -> Iterator[ServerProcess]:
     """Two processors that fail when asked to."""
     specs = ["LogitBiasLogitsProcessor", f"support.served_faults:{FAULTY}", f"support.served_faults:{ONE_ROW}"]
-    faults = ["--logits-processors-max-faults", str(MAX_FAULTS)]
-    with ServerProcess("--logits-processors", *specs, *faults) as running:
+    options = ["--logits-processors-max-faults", str(MAX_FAULTS), "--served-model-name", MODEL]
+    with ServerProcess("--logits-processors", *specs, *options, model=str(light_checkpoint)) as running:
         yield running
 
 
@@ -210,11 +222,11 @@ def test_requests_of_different_orders_share_a_batch(aliases: ServerProcess) -> N
     plain = texts(aliases)
     bias = {"name": "hot", "params": {"logit_bias": FORCE}}
     zero = {"name": "SetsToZero", "params": {"zero_token": OTHER_TOKEN}}
-    reversed_body = {"messages": HELLO, "max_tokens": 60, "ignore_eos": True, "temperature": 0}
+    reversed_body = {"messages": HELLO, "max_tokens": 300, "ignore_eos": True, "temperature": 0}
     with opened_stream(aliases, {**reversed_body, "logits_processors": [zero, bias]}) as payloads:
         assert texts(aliases) == plain
         assert texts(aliases, logits_processors=[bias, zero], max_tokens=1) == [decode(PLAIN_TOKEN)]
-        assert text_of(chunks(payloads)) == decode(*[OTHER_TOKEN] * 60)
+        assert text_of(chunks(payloads)) == decode(*[OTHER_TOKEN] * 300)
 
 
 def test_an_empty_selection_gives_the_plain_answer(aliases: ServerProcess) -> None:
@@ -358,9 +370,8 @@ def test_the_openai_client_raises_the_error_of_a_completion_stream(faulty: Serve
 
 
 def test_a_concurrent_healthy_stream_gives_exactly_its_calm_answer(faulty: ServerProcess) -> None:
-    healthy = {"messages": HELLO, "temperature": 0, "max_tokens": 120, "ignore_eos": True}
-    with opened_stream(faulty, healthy) as payloads:
-        calm = chunks(payloads)
+    healthy = {"messages": HELLO, "temperature": 0, "max_tokens": 800, "ignore_eos": True}
+    calm = post(faulty, healthy).json()["choices"][0]["message"]["content"]
     with opened_stream(faulty, healthy) as payloads:
         parts = [json.loads(next(payloads)) for _ in range(4)]
         assert text_of(parts)
@@ -370,7 +381,7 @@ def test_a_concurrent_healthy_stream_gives_exactly_its_calm_answer(faulty: Serve
         # It was there all the time.
         assert metric(faulty, "num_requests_running") == 1
         parts += chunks(payloads)
-    assert text_of(parts) == text_of(calm)
+    assert text_of(parts) == calm
     assert parts[-1]["choices"][0]["finish_reason"] == "length"
 
 
@@ -414,12 +425,12 @@ def test_no_client_puts_a_processor_into_quarantine_for_the_others(faulty: Serve
 
 def test_one_request_level_callable_ends_its_own_request_only(faulty: ServerProcess) -> None:
     asked = {"vllm_xargs": {"boom_at": 1}}
-    with opened_stream(faulty, {"messages": HELLO, "temperature": 0, "max_tokens": 40, "ignore_eos": True}) as payloads:
-        calm = text_of(chunks(payloads))
+    chat = {"messages": HELLO, "temperature": 0, "max_tokens": 300, "ignore_eos": True}
+    calm = post(faulty, chat).json()["choices"][0]["message"]["content"]
     # A chat begins with token 1, a completion here with another one.
     healthy = {"prompt": PROMPT, "max_tokens": 40, "ignore_eos": True}
     plain = texts(faulty, **healthy)
-    with opened_stream(faulty, {"messages": HELLO, "temperature": 0, "max_tokens": 40, "ignore_eos": True}) as payloads:
+    with opened_stream(faulty, chat) as payloads:
         assert texts(faulty, **healthy, **asked) == plain
         error = error_of(send(faulty, "chat/completions", **asked), 500)
         assert ONE_ROW in error["message"]
@@ -429,7 +440,9 @@ def test_one_request_level_callable_ends_its_own_request_only(faulty: ServerProc
 
 def test_when_one_prompt_fails_the_others_of_its_request_are_aborted(faulty: ServerProcess) -> None:
     """Nobody will ever read their answers."""
-    body = {"prompt": [[1, 2], [2, 1]], "max_tokens": 2000, "ignore_eos": True}
+    body: dict[str, Any] = {"prompt": [[1, 2], [2, 1]], "max_tokens": 2000, "ignore_eos": True}
+    before = metric(faulty, "generation_tokens_total")
     error = error_of(send(faulty, **body, vllm_xargs={"boom_at": 2}), 500)
     assert ONE_ROW in error["message"]
-    wait_for_running(faulty, 0, seconds=5)
+    wait_for_running(faulty, 0)
+    assert metric(faulty, "generation_tokens_total") - before < body["max_tokens"]

@@ -167,11 +167,11 @@ def test_an_unsure_model_falls_back_to_a_phrase(phrases: ServerProcess) -> None:
 def test_a_watermark_is_found_by_the_command_and_only_with_its_key(
     phrases: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    long = {"max_tokens": 200, "temperature": 1.0, "seed": 5, "ignore_eos": True}
+    long = {"max_tokens": 120, "temperature": 1.0, "seed": 5, "ignore_eos": True}
     question = "Write a long story about a sailor who finds an island."
     marked, _, tokens = answer(phrases, question, watermark_key=2023, **long)
     unmarked, _, _ = answer(phrases, question, **long)
-    assert tokens == 200
+    assert tokens == 120
     options = ["--model", MODEL, "--key"]
     (tmp_path / "marked").write_text(marked)
     assert detect_watermark(["-i", str(tmp_path / "marked"), *options, "2023"]) == 0

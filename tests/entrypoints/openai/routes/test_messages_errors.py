@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -161,14 +160,12 @@ def test_what_stands_before_the_routes_answers_in_the_same_shape(guarded_server:
     check_error(httpx.post(url, json=large, headers={"x-api-key": API_KEYS[1]}), 413, "invalid_request_error")
 
 
-def test_a_request_that_fails_plain_and_streamed(tiny_checkpoint: Path) -> None:
-    options = ["--logits-processors", "support.served_faults:RaisesOnBoom"]
-    with ServerProcess(*options, model=str(tiny_checkpoint)) as running:
-        fields = {"max_tokens": 20, "ignore_eos": True, "logits_processors_args": {"boom": 3}}
-        answer = httpx.post(f"{running.url}{MESSAGES}", json=body_of(**fields))
-        told = check_error(answer, 500, "api_error")
-        events = streamed(running, **fields)
-        assert (events[0].name, events[-1].name) == ("message_start", "error")
-        assert events[-1].data["error"] == answer.json()["error"]
-        assert events[-1].data["error"]["message"] == told
-        assert events[-1].data["request_id"]
+def test_a_request_that_fails_plain_and_streamed(scripted_server: ServerProcess) -> None:
+    fields = {"max_tokens": 20, "ignore_eos": True, "logits_processors_args": {"boom": 3}}
+    answer = httpx.post(f"{scripted_server.url}{MESSAGES}", json=body_of(**fields))
+    told = check_error(answer, 500, "api_error")
+    events = streamed(scripted_server, **fields)
+    assert (events[0].name, events[-1].name) == ("message_start", "error")
+    assert events[-1].data["error"] == answer.json()["error"]
+    assert events[-1].data["error"]["message"] == told
+    assert events[-1].data["request_id"]

@@ -25,6 +25,7 @@ from fastdeploy_lp import LLM, AsyncLLM, EngineArgs, SamplingParams
 
 TARGET = 67
 TOKENS = 6
+SLOTS = 8
 PLAIN = {"temperature": 0, "max_tokens": TOKENS}
 
 # What the light model makes of "Hello!" first: tokens by their logits there, of which the highest is 8.8.
@@ -33,6 +34,8 @@ GREEDY_TOKEN = 32991
 POSITIVE_TOKEN = 1000  # 1.2
 OTHER_TOKEN = 67  # 2.4
 NEGATIVE_TOKEN = 14423  # -4.3
+SLOT_PROMPTS = ["the dog", "the fox", "a cat", "over the"]
+SLOT_TARGETS = (128, 67)
 NAMED = ("--served-model-name", MODEL)
 
 Case = dict[str, Any]
@@ -59,11 +62,12 @@ def paddle_server(light_checkpoint: Path) -> Iterator[ServerProcess]:
 def torch_server(light_checkpoint: Path) -> Iterator[ServerProcess]:
     """The printed torch classes, which import from `vllm`, and the variable that one of them reads.
 
-    Started by the names that vLLM's documents use: underscores in options, and a module `api_server`.
+    With the example of vLLM's guide to its slot-keyed interface. Started by the names that vLLM's documents use:
+    underscores in options, and a module `api_server`.
     """
     names = ["DummyLogitsProcessor", "WrappedPerReqLogitsProcessor", "MyLogitsProcessor"]
-    classes = [f"support.documents_torch:{name}" for name in names]
-    options = ["--vllm_compat", "--logits_processors", *classes, *NAMED]
+    classes = [*(f"support.documents_torch:{name}" for name in names), "support.slot_keyed_torch:TargetToken"]
+    options = ["--vllm_compat", "--logits_processors", *classes, *NAMED, "--max-num-seqs", str(SLOTS)]
     variables = {"MY_PROCESSOR_PARAM": "2.0"}
     with ServerProcess(*options, model=str(light_checkpoint), module="api_server", env=variables) as running:
         yield running
@@ -301,6 +305,42 @@ def test_entry_points_load_by_themselves_before_the_declared_ones(
     loaded, declared = ["example_plugin", "my_decoder"], ["Dummy", "Threshold", "WrappedPerReq"]
     assert names_of(paddle_server) == [*loaded, *(f"{name}LogitsProcessor" for name in declared)]
     assert names_of(server) == ["LogitBiasLogitsProcessor", "YourLogitsProcessor"]
+
+
+# vLLM's slot-keyed interface, as vLLM's online test of it is described
+
+
+def test_requests_with_the_argument_repeat_its_token_and_the_others_do_not_notice(torch_server: ServerProcess) -> None:
+    """More requests than slots, in which processors of other interfaces take no part."""
+
+    def answer(index: int, target: int | None) -> str:
+        named = {"TargetToken": {"target_token": target}} if target is not None else {}
+        prompt = SLOT_PROMPTS[index % len(SLOT_PROMPTS)]
+        return completed(torch_server, prompt=prompt, logits_processors=named, max_tokens=20, ignore_eos=True)
+
+    plain = [answer(index, None) for index in range(len(SLOT_PROMPTS))]
+    targets = [SLOT_TARGETS[index % 2] if index % 3 else None for index in range(SLOTS + 4)]
+    with ThreadPoolExecutor(len(targets)) as threads:
+        found = list(threads.map(answer, range(len(targets)), targets))
+    assert found == [
+        plain[index % len(plain)] if target is None else decode(*[target] * 20) for index, target in enumerate(targets)
+    ]
+
+
+def test_a_slot_keyed_processor_is_listed_and_sees_extra_args(torch_server: ServerProcess) -> None:
+    def card() -> dict[str, Any]:
+        found: dict[str, Any] = httpx.get(f"{torch_server.url}/v1/logits_processors").json()["data"][-1]
+        return found
+
+    before = card()
+    assert (before["name"], before["dialect"]) == ("TargetToken", "torch")
+    assert completed(torch_server, vllm_xargs={"target_token": TARGET}) == decode(TARGET)
+    assert card()["counters"]["requests"] == before["counters"]["requests"] + 1
+
+
+def test_an_argument_that_it_refuses_is_a_400_with_its_words(torch_server: ServerProcess) -> None:
+    answer = complete(torch_server, logits_processors={"TargetToken": {"target_token": "many"}})
+    assert "target_token value many is not int" in refused(answer)["message"]
 
 
 # The plugin guide

@@ -1,16 +1,18 @@
-"""`AsyncLLM` on the real model, and what `LLM` tells of its logits processors."""
+"""`AsyncLLM` on a tiny model, and what `LLM` tells of its logits processors."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import pytest
-from support.chat import HELLO, MODEL
+from support.chat import HELLO
 from support.documents import DummyLogitsProcessor
 from support.served_faults import RaisesOnBoom
+from support.tiny import GOLDEN, LONG_CONTEXT, write_tiny_checkpoint
 
 from fastdeploy_lp import LLM, AsyncLLM, EngineArgs, RequestOutputKind, SamplingParams
 from fastdeploy_lp.engine.errors import (
@@ -21,9 +23,13 @@ from fastdeploy_lp.engine.errors import (
 from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
 from fastdeploy_lp.request.outputs import RequestOutput
 
+TINY = "tiny-llama"
+VOCAB_SIZE = 512
 TOKENS = 8
 PLAIN = SamplingParams(temperature=0, max_tokens=TOKENS)
-ENDLESS = SamplingParams(temperature=0, max_tokens=2000, ignore_eos=True)
+ENDLESS = SamplingParams(temperature=0, max_tokens=LONG_CONTEXT - 500, ignore_eos=True)
+# As the reference was asked.
+REFERENCE = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 TARGET, OTHER_TARGET = 67, 42
 ABORT_SECONDS = 5.0
 MAX_FAULTS = 2
@@ -36,9 +42,10 @@ Result = TypeVar("Result")
 class Engine:
     """A started `AsyncLLM` and the event loop it lives on, which runs while a test waits for something."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str) -> None:
         self._loop = asyncio.new_event_loop()
-        args = EngineArgs(model=MODEL, logits_processors=["LogitBiasLogitsProcessor", DummyLogitsProcessor])
+        processors = ["LogitBiasLogitsProcessor", DummyLogitsProcessor]
+        args = EngineArgs(model=model, max_model_len=LONG_CONTEXT, logits_processors=processors)
         self.llm = AsyncLLM.from_engine_args(args)
         self.run(self.llm.start())
 
@@ -52,18 +59,31 @@ class Engine:
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A checkpoint with room for answers that do not end."""
+    return str(write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), TINY, context=LONG_CONTEXT))
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[Case]:
+    """Prompts and what the reference implementation answers greedily."""
+    read: list[Case] = json.loads((GOLDEN / TINY / "reference.json").read_text())["cases"]
+    return read
+
+
+@pytest.fixture(scope="module")
+def engine(model: str) -> Iterator[Engine]:
     """Shared by the tests that leave it as it was."""
-    made = Engine()
+    made = Engine(model)
     yield made
     made.close()
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
+def llm(model: str) -> Iterator[LLM]:
     """The same offline, with a processor that fails when asked to."""
     processors = ["LogitBiasLogitsProcessor", DummyLogitsProcessor, RaisesOnBoom]
-    with LLM(MODEL, logits_processors=processors, logits_processors_max_faults=MAX_FAULTS) as running:
+    with LLM(model, logits_processors=processors, logits_processors_max_faults=MAX_FAULTS) as running:
         yield running
 
 
@@ -94,23 +114,29 @@ def tokens(output: RequestOutput) -> list[int]:
 # Prompts
 
 
-def test_text_token_ids_and_chat_are_the_same_prompt(engine: Engine, golden_cases: list[Case]) -> None:
-    case = golden_cases[0]
-    for prompt in (case["rendered"], case["prompt_ids"], case["messages"]):
-        output = engine.run(answer(engine.llm, prompt, SamplingParams(temperature=0, max_tokens=32)))
-        assert output.prompt_token_ids == case["prompt_ids"]
-        assert tokens(output) == case["output_ids"]
-        assert output.outputs.text == case["output_text"]
-        assert output.outputs.finish_reason == case["finish"]
-        assert output.prompt == (None if prompt is case["prompt_ids"] else case["rendered"])
+def test_text_token_ids_and_chat_are_the_same_prompt(engine: Engine) -> None:
+    text = "user: Hello!\nassistant: "
+    whole = engine.run(answer(engine.llm, text))
+    ids = whole.prompt_token_ids
+    assert len(ids) > 10
+    for prompt in (ids, HELLO):
+        output = engine.run(answer(engine.llm, prompt))
+        assert output.prompt_token_ids == ids
+        assert output.completions == whole.completions
+        assert output.prompt == (None if prompt is ids else text)
 
 
-def test_outputs_grow_to_the_whole_answer(engine: Engine, golden_cases: list[Case]) -> None:
-    case = golden_cases[1]
+@pytest.mark.parametrize("index", range(4))
+def test_tokens_are_those_of_the_reference(engine: Engine, cases: list[Case], index: int) -> None:
+    output = engine.run(answer(engine.llm, cases[index]["prompt_ids"], REFERENCE))
+    assert tokens(output) == cases[index]["greedy_ids"]
+    assert output.outputs.finish_reason == "length"
 
+
+def test_outputs_grow_to_the_whole_answer(engine: Engine) -> None:
     async def watch() -> list[tuple[list[int], str, bool]]:
-        params = SamplingParams(temperature=0, max_tokens=32)
-        outputs = engine.llm.generate(case["messages"], params)
+        params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+        outputs = engine.llm.generate("Once upon", params, request_id="grows")
         return [(list(tokens(output)), output.outputs.text, output.finished) async for output in outputs]
 
     seen = engine.run(watch())
@@ -119,11 +145,13 @@ def test_outputs_grow_to_the_whole_answer(engine: Engine, golden_cases: list[Cas
         assert after[: len(before)] == before
         assert text.startswith(text_before)
         assert not finished
-    assert seen[-1] == (case["output_ids"], case["output_text"], True)
+    assert len(seen[-1][0]) == 400
+    assert seen[-1][2]
 
 
-def test_concurrent_requests_equal_what_llm_answers(engine: Engine, llm: LLM, golden_cases: list[Case]) -> None:
-    conversations = [case["messages"] for case in golden_cases] * 2
+def test_concurrent_requests_equal_what_llm_answers(engine: Engine, llm: LLM) -> None:
+    questions = ["Hello!", "Who are you?", "What is the capital of France?", "Tell me about the sea."] * 4
+    conversations = [[{"role": "user", "content": question}] for question in questions]
     params = [
         SamplingParams(temperature=0, max_tokens=TOKENS),
         SamplingParams(temperature=0, max_tokens=TOKENS, extra_args={"target_token": TARGET}),
@@ -164,11 +192,11 @@ def test_a_request_id_comes_back(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("form", ["prompt", "prompt_token_ids"])
-def test_a_prompt_may_be_a_dict(engine: Engine, golden_cases: list[Case], form: str) -> None:
-    case = golden_cases[0]
-    prompt = {form: case["rendered" if form == "prompt" else "prompt_ids"]}
-    output = engine.run(answer(engine.llm, prompt, SamplingParams(temperature=0, max_tokens=32)))
-    assert tokens(output) == case["output_ids"]
+def test_a_prompt_may_be_a_dict(engine: Engine, form: str) -> None:
+    plain = engine.run(answer(engine.llm, "Hello"))
+    output = engine.run(answer(engine.llm, {form: "Hello" if form == "prompt" else plain.prompt_token_ids}))
+    assert output.prompt_token_ids == plain.prompt_token_ids
+    assert tokens(output) == tokens(plain)
     with pytest.raises(InvalidRequestError, match=r"prompt\.text: is no part of a prompt"):
         engine.run(answer(engine.llm, {"text": "Hi"}))
 
@@ -183,7 +211,7 @@ def test_a_chat_takes_what_templates_take(engine: Engine) -> None:
 
 
 def test_every_kind_of_output_tells_the_same(engine: Engine) -> None:
-    fields: dict[str, Any] = {"n": 2, "seed": 3, "max_tokens": 20, "logprobs": 1}
+    fields: dict[str, Any] = {"n": 2, "seed": 3, "max_tokens": 100, "ignore_eos": True, "logprobs": 1}
 
     async def outputs(kind: RequestOutputKind) -> list[RequestOutput]:
         params = SamplingParams(**fields, output_kind=kind)
@@ -210,9 +238,9 @@ def test_every_kind_of_output_tells_the_same(engine: Engine) -> None:
     [
         ("", PLAIN, "prompt"),
         ([], PLAIN, "prompt"),
-        ([1, 49152], PLAIN, "prompt.1"),
+        ([1, VOCAB_SIZE], PLAIN, "prompt.1"),
         ("Hi", SamplingParams(max_tokens=10**6), "max_tokens"),
-        ("Hi", SamplingParams(logit_bias={49152: 1.0}), "logit_bias.49152"),
+        ("Hi", SamplingParams(logit_bias={VOCAB_SIZE: 1.0}), f"logit_bias.{VOCAB_SIZE}"),
         ("Hi", SamplingParams(logits_processors={"nope": {}}), "logits_processors.nope"),
         ("Hi", SamplingParams(logits_processors={"DummyLogitsProcessor": {"target_token": "x"}}), None),
     ],
@@ -320,11 +348,11 @@ def test_abort_ends_the_iteration_with_the_reason_abort(engine: Engine) -> None:
     output = engine.run(abort())
     assert output.finished
     assert output.outputs.finish_reason == "abort"
-    assert 2 <= len(tokens(output)) < 100
+    assert 2 <= len(tokens(output)) < LONG_CONTEXT // 2
 
 
 def test_abort_ends_all_of_n_completions(engine: Engine) -> None:
-    params = SamplingParams(n=3, temperature=1, max_tokens=2000, ignore_eos=True)
+    params = SamplingParams(n=3, temperature=1, max_tokens=LONG_CONTEXT - 500, ignore_eos=True)
 
     async def abort() -> list[str | None]:
         reasons: list[str | None] = []
@@ -337,16 +365,16 @@ def test_abort_ends_all_of_n_completions(engine: Engine) -> None:
     assert engine.run(abort()) == ["abort"] * 3
 
 
-def test_abort_leaves_other_requests_alone(engine: Engine, golden_cases: list[Case]) -> None:
-    case = golden_cases[1]
+def test_abort_leaves_other_requests_alone(engine: Engine, cases: list[Case]) -> None:
+    case = cases[1]
 
     async def abort() -> list[int]:
-        other = asyncio.create_task(answer(engine.llm, case["messages"], SamplingParams(temperature=0, max_tokens=32)))
+        other = asyncio.create_task(answer(engine.llm, case["prompt_ids"], REFERENCE))
         async for _ in engine.llm.generate("Hello", ENDLESS, request_id="long"):
             engine.llm.abort("long")
         return tokens(await other)
 
-    assert engine.run(abort()) == case["output_ids"]
+    assert engine.run(abort()) == case["greedy_ids"]
 
 
 def test_abort_of_a_request_that_does_not_run_does_nothing(engine: Engine) -> None:

@@ -1,7 +1,8 @@
-"""Offline inference: `LLM` on the real model."""
+"""Offline inference: `LLM` on the real model, and on a tiny one where the answer's text is nothing to a test."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from support.chat import GREEDY, HELLO, MODEL, decode
 from support.processors import FORCED_TOKEN, NoLogitsProcessor, YourLogitsProcessor
 from support.server import free_port, process_exists, server_environment, wait_until
+from support.tiny import GOLDEN, write_tiny_checkpoint
 
 from fastdeploy_lp import LLM, SamplingParams
 from fastdeploy_lp.request.outputs import RequestOutput
@@ -27,20 +29,33 @@ Case = dict[str, Any]
 
 
 SETS, DOUBLES, BIASES = "support.processors:SetsToFive", "support.processors:Doubles", "LogitBiasLogitsProcessor"
+CHAIN = [f"first={SETS}", f"doubles={DOUBLES}", f"second={SETS}", BIASES, YourLogitsProcessor]
+TINY = "tiny-llama"
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    """Processors by their names and one given as a class."""
-    with LLM(MODEL, logits_processors=[SETS, DOUBLES, BIASES, YourLogitsProcessor], max_num_seqs=8) as running:
+    """Processors by their names, one of them before and behind another, and one given as a class."""
+    with LLM(MODEL, logits_processors=CHAIN, max_num_seqs=8) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def other_llm() -> Iterator[LLM]:
-    """Declares two of them the other way round."""
-    with LLM(MODEL, logits_processors=[DOUBLES, SETS, BIASES], max_num_seqs=1) as running:
+def tight_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """A tiny model with too little room for all of its slots, where nobody may wait in the worker."""
+    model = write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), TINY)
+    room: dict[str, Any] = {"max_num_batched_tokens": 16, "max_model_len": 128, "num_gpu_blocks_override": 12}
+    # Which sequences are preempted does not depend on the machine's speed.
+    room |= {"max_num_seqs": 4, "max_waiting_requests": 0, "prompt_step_seconds": 0.0}
+    with LLM(str(model), **room) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def tiny_cases() -> list[Case]:
+    """Prompts of the tiny model and what the reference implementation answers greedily."""
+    cases: list[Case] = json.loads((GOLDEN / TINY / "reference.json").read_text())["cases"]
+    return cases
 
 
 def greedy(**fields: Any) -> SamplingParams:
@@ -58,17 +73,18 @@ def check_golden(output: RequestOutput, case: Case) -> None:
     assert output.outputs is output.completions[0]
 
 
-@pytest.mark.parametrize("index", range(8))
+# One that ends by itself, one that the limit ends, and the longest prompt.
+@pytest.mark.parametrize("index", [0, 1, 6])
 def test_golden_answer_alone(llm: LLM, golden_cases: list[Case], index: int) -> None:
     (output,) = llm.chat(golden_cases[index]["messages"], greedy())
     check_golden(output, golden_cases[index])
-    assert output.prompt == golden_cases[index]["rendered"]
 
 
 def test_golden_answers_in_one_batch_and_in_order(llm: LLM, golden_cases: list[Case]) -> None:
     outputs = llm.chat([case["messages"] for case in golden_cases], greedy())
     for output, case in zip(outputs, golden_cases, strict=True):
         check_golden(output, case)
+        assert output.prompt == case["rendered"]
     assert len({output.request_id for output in outputs}) == len(golden_cases)
 
 
@@ -81,28 +97,31 @@ def test_more_prompts_than_slots(llm: LLM, golden_cases: list[Case]) -> None:
     assert [output.outputs.token_ids for output in outputs] == expected
 
 
-def test_golden_answers_cold_and_warm_with_preemptions(golden_cases: list[Case]) -> None:
-    room: dict[str, Any] = {"max_num_batched_tokens": 64, "max_model_len": 256, "num_gpu_blocks_override": 18}
-    # Which sequences are preempted does not depend on the machine's speed.
-    with LLM(MODEL, max_num_seqs=8, prompt_step_seconds=0.0, **room) as small:
-        cold, warm = (small.chat([each["messages"] for each in golden_cases], greedy(), use_tqdm=False) for _ in "12")
-        preemptions = small._engine.metrics.scheduler_stats.num_preemptions
+def test_answers_cold_and_warm_with_preemptions(tight_llm: LLM, tiny_cases: list[Case]) -> None:
+    many = tiny_cases * 2
+    prompts, params = [case["prompt_ids"] for case in many], greedy(max_tokens=24, ignore_eos=True)
+    cold, warm = (tight_llm.generate(prompts, params, use_tqdm=False) for _ in "12")
     for outputs in (cold, warm):
-        for output, case in zip(outputs, golden_cases, strict=True):
-            check_golden(output, case)
+        for output, case in zip(outputs, many, strict=True):
+            assert output.finished
+            assert output.prompt_token_ids == case["prompt_ids"]
+            assert output.outputs.token_ids == case["greedy_ids"]
     assert sum(each.num_cached_tokens for each in cold) < sum(each.num_cached_tokens for each in warm)
-    assert preemptions > 0
+    assert tight_llm._engine.metrics.scheduler_stats.num_preemptions > 0
 
 
-def test_more_prompts_than_may_wait(golden_cases: list[Case]) -> None:
+def test_more_prompts_than_may_wait(tight_llm: LLM, tiny_cases: list[Case]) -> None:
     """They wait in this process, and nobody is refused."""
-    many = golden_cases * 2
-    with LLM(MODEL, max_num_seqs=2, max_waiting_requests=0, max_num_batched_tokens=16) as small:
-        outputs = small.chat([case["messages"] for case in many], greedy(n=2, max_tokens=4), use_tqdm=False)
-    for output, case in zip(outputs, many, strict=True):
-        assert [each.token_ids for each in output.completions] == [case["output_ids"][:4]] * 2
+    case = tiny_cases[2]
+    # No test before sent this beginning, of two blocks.
+    prompt = case["prompt_ids"][:32][::-1]
+    params = greedy(n=2, max_tokens=4, ignore_eos=True)
+    (alone,) = tight_llm.generate(prompt, params, use_tqdm=False)
+    outputs = tight_llm.generate([prompt] * 16, params, use_tqdm=False)
+    for output in outputs:
+        assert [each.token_ids for each in output.completions] == [alone.outputs.token_ids] * 2
     # The second time a prompt came, all but its last block was known.
-    assert all(output.num_cached_tokens > 0 for output in outputs[len(golden_cases) :])
+    assert all(output.num_cached_tokens > 0 for output in outputs)
 
 
 def test_text_and_token_ids_are_the_same_prompt(llm: LLM, golden_cases: list[Case]) -> None:
@@ -114,7 +133,7 @@ def test_text_and_token_ids_are_the_same_prompt(llm: LLM, golden_cases: list[Cas
 
 
 def test_many_texts_and_many_token_ids(llm: LLM, golden_cases: list[Case]) -> None:
-    some = golden_cases[:3]
+    some = [golden_cases[index] for index in (0, 6, 7)]
     for key in ("rendered", "prompt_ids"):
         for output, case in zip(llm.generate([case[key] for case in some], greedy()), some, strict=True):
             check_golden(output, case)
@@ -278,35 +297,37 @@ def test_progress_can_be_left_out(llm: LLM, capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr() == ("", "")
 
 
-def needed_bias(llm: LLM, prompt_ids: list[int], token: int) -> int:
-    """The bias, behind the processors that work on a token's logit, with which it becomes the greedy one."""
+def needed_bias(llm: LLM, prompt_ids: list[int], token: int, *names: str) -> int:
+    """The bias, behind these processors that work on a token's logit, with which it becomes the greedy one."""
 
     def is_chosen(bias: int) -> bool:
-        args = {"order_token": token, "logit_bias": {token: bias}}
-        (output,) = llm.generate(prompt_ids, greedy(max_tokens=1, logits_processors_args=args), use_tqdm=False)
+        selected = {name: {"order_token": token} for name in names} | {BIASES: {"logit_bias": {token: bias}}}
+        (output,) = llm.generate(prompt_ids, greedy(max_tokens=1, logits_processors=selected), use_tqdm=False)
         return output.outputs.token_ids == [token]
 
     return bisect_left(range(-100, 100), True, key=is_chosen) - 100
 
 
-def test_declaration_order_is_execution_order(llm: LLM, other_llm: LLM, golden_cases: list[Case]) -> None:
+def test_declaration_order_is_execution_order(llm: LLM, golden_cases: list[Case]) -> None:
     """5 doubled is 10; doubled and then set to 5 is 5: the token needs 5 more to win."""
     prompt_ids = golden_cases[0]["prompt_ids"]
-    needs = needed_bias(llm, prompt_ids, FORCED_TOKEN)
+    needs = needed_bias(llm, prompt_ids, FORCED_TOKEN, "first", "doubles")
     assert -100 < needs < 95
-    assert needed_bias(other_llm, prompt_ids, FORCED_TOKEN) == needs + 5
+    assert needed_bias(llm, prompt_ids, FORCED_TOKEN, "doubles", "second") == needs + 5
+    # That of the names in a dict is nothing to it.
+    assert needed_bias(llm, prompt_ids, FORCED_TOKEN, "doubles", "first") == needs
 
 
-def test_shutdown_ends_the_worker_and_may_be_repeated(other_llm: LLM) -> None:
+def test_shutdown_ends_the_worker_and_may_be_repeated(tight_llm: LLM) -> None:
     """The last test that uses it; its fixture shuts it down once more."""
-    worker_pid = other_llm.worker_pid
+    worker_pid = tight_llm.worker_pid
     assert worker_pid is not None
     assert process_exists(worker_pid)
-    other_llm.shutdown()
+    tight_llm.shutdown()
     assert not process_exists(worker_pid)
-    other_llm.shutdown()
+    tight_llm.shutdown()
     with pytest.raises(RuntimeError, match="shut"):
-        other_llm.chat(HELLO, greedy(max_tokens=1), use_tqdm=False)
+        tight_llm.chat(HELLO, greedy(max_tokens=1), use_tqdm=False)
 
 
 def run_script(folder: Path, text: str) -> list[str]:
@@ -332,37 +353,9 @@ def run_script(folder: Path, text: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-# The document's offline example but for the package's name, the model, the ports (which may be in use) and token ids.
-DOCUMENT_EXAMPLE = """
-from fastdeploy_lp import LLM, SamplingParams
-
-llm = LLM(
-    model="smollm2-135m",
-    engine_worker_queue_port={queue_port},
-    cache_queue_port={cache_port},
-    logits_processors=["support.processors:YourLogitsProcessor"],
-)
-
-messages = [{{"role": "user", "content": "Who is Lu Xun?"}}]
-sampling_params = SamplingParams(
-    top_p=0.95,
-    max_tokens=128,
-    logits_processors_args={args!r},
-)
-outputs = llm.chat(messages, sampling_params)
-print(outputs[0].outputs.text)
-print(llm.worker_pid)
-"""
-
-
-def test_document_example_runs_and_ends_by_itself(tmp_path: Path) -> None:
-    ports = {"queue_port": free_port(), "cache_port": free_port()}
-    *text, worker_pid = run_script(tmp_path, DOCUMENT_EXAMPLE.format(args=ENABLED, **ports))
-    assert "\n".join(text) == decode(*[FORCED_TOKEN] * 128)
-    wait_until(lambda: not process_exists(int(worker_pid)), PROCESS_SECONDS)
-
-
-OWN_CLASS = """
+# The document's offline example but for the package's name, the model, the ports (which may be in use), token ids and
+# fewer tokens. Behind its processor it has one of a class of the script itself.
+SCRIPT = """
 from fastdeploy_lp import LLM, LogitsProcessor, SamplingParams
 
 TOKEN = 901
@@ -384,10 +377,25 @@ class Mine(LogitsProcessor):
         return logits
 
 
-llm = LLM("smollm2-135m", logits_processors=[Mine], max_num_seqs=2)
-messages = [[{"role": "user", "content": "What is the capital of France?"}]] * 2
+llm = LLM(
+    model="smollm2-135m",
+    engine_worker_queue_port={queue_port},
+    cache_queue_port={cache_port},
+    logits_processors=["support.processors:YourLogitsProcessor", Mine],
+)
+
+messages = [{{"role": "user", "content": "Who is Lu Xun?"}}]
+sampling_params = SamplingParams(
+    top_p=0.95,
+    max_tokens=32,
+    logits_processors_args={args!r},
+)
+outputs = llm.chat(messages, sampling_params)
+print(outputs[0].outputs.text)
+
+messages = [[{{"role": "user", "content": "What is the capital of France?"}}]] * 2
 params = [
-    SamplingParams(temperature=0, max_tokens=4, logits_processors_args={"mine": True}),
+    SamplingParams(temperature=0, max_tokens=4, logits_processors_args={{"mine": True}}),
     SamplingParams(temperature=0, max_tokens=4),
 ]
 for output in llm.chat(messages, params):
@@ -396,8 +404,10 @@ print(llm.worker_pid)
 """
 
 
-def test_class_of_the_script_itself_works(tmp_path: Path, golden_cases: list[Case]) -> None:
-    with_it, without, worker_pid = run_script(tmp_path, OWN_CLASS)
+def test_a_script_with_a_class_of_its_own_runs_and_ends_by_itself(tmp_path: Path, golden_cases: list[Case]) -> None:
+    ports = {"queue_port": free_port(), "cache_port": free_port()}
+    *text, with_it, without, worker_pid = run_script(tmp_path, SCRIPT.format(args=ENABLED, **ports))
+    assert "\n".join(text) == decode(*[FORCED_TOKEN] * 32)
     assert with_it == "901 901 901 901"
     assert without.split() == [str(token) for token in golden_cases[0]["output_ids"][:4]]
     wait_until(lambda: not process_exists(int(worker_pid)), PROCESS_SECONDS)

@@ -36,6 +36,12 @@ def told(program: str, plan: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+@pytest.fixture(scope="module")
+def anthropic_read(plan: dict[str, Any]) -> dict[str, Any]:
+    """What Anthropic's package read: one program asks for what two tests look at."""
+    return told("anthropic_messages.py", plan)
+
+
 def check_chats(read: dict[str, Any], answers: list[dict[str, Any]]) -> None:
     """What both frameworks did: text, plain and in pieces, calls the same way, and on with their results."""
     for each in answers:
@@ -100,8 +106,8 @@ def test_instructor(plan: dict[str, Any]) -> None:
         assert person["age"] in (1, 2)
 
 
-def test_anthropics_package(plan: dict[str, Any]) -> None:
-    read = told("anthropic_messages.py", plan)
+def test_anthropics_package(plan: dict[str, Any], anthropic_read: dict[str, Any]) -> None:
+    read = anthropic_read
     answers = [read["plain"], read["bearer"], read["streamed"], read["loop"]["answer"], *read["not blocking"]]
     for each in answers:
         assert (each["blocks"], each["reason"], each["sequence"]) == ([["text", TEXT]], "end_turn", None)
@@ -120,8 +126,8 @@ def test_anthropics_package(plan: dict[str, Any]) -> None:
     assert read["counted"] == read["input"]["input_tokens"] + read["input"]["cache_read_input_tokens"]
 
 
-def test_anthropics_package_raises_its_errors(plan: dict[str, Any]) -> None:
-    invalid, tool, stranger, model, failed, within = told("anthropic_messages.py", plan)["errors"]
+def test_anthropics_package_raises_its_errors(anthropic_read: dict[str, Any]) -> None:
+    invalid, tool, stranger, model, failed, within = anthropic_read["errors"]
     assert invalid[:2] == ["BadRequestError", "invalid_request_error"]
     assert invalid[2].startswith("max_tokens: ")
     assert tool[2].startswith("tools.0.input_schema: ")

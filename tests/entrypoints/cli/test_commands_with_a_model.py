@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.command import run_here
 from support.server import ServerProcess, server_environment
 from support.tiny_checkpoint import write_tiny_checkpoint
 
@@ -33,10 +34,11 @@ def tiny_server(model: str) -> Iterator[ServerProcess]:
         yield running
 
 
-def run(*arguments: str, lines: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, lines: str = "") -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, which shows its worker's output and warnings as a user sees them."""
     program = "import sys; from fastdeploy_lp.entrypoints.cli import main; main(sys.argv[1:])"
     command = [sys.executable, "-W", "error", "-c", program, *arguments]
-    environment = server_environment() | variables
+    environment = server_environment()
     return subprocess.run(command, input=lines, capture_output=True, text=True, timeout=SECONDS, env=environment)
 
 
@@ -88,9 +90,13 @@ never said
 
 
 @pytest.mark.parametrize("place", ["server", "model"])
-def test_a_chat_whose_processors_are_switched(tiny_server: ServerProcess, model: str, place: str) -> None:
-    where = ["--url", f"{tiny_server.url}/v1"] if place == "server" else ["--model", model, "--logits-processors", BIAS]
-    done = run("chat", *where, *GREEDY, lines=CHAT)
+def test_a_chat_whose_processors_are_switched(
+    tiny_server: ServerProcess, model: str, place: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if place == "server":
+        done = run_here(capfd, "chat", "--url", f"{tiny_server.url}/v1", *GREEDY, lines=CHAT)
+    else:
+        done = run("chat", "--model", model, "--logits-processors", BIAS, *GREEDY, lines=CHAT)
     first = said(tiny_server, "Hello")
     forced = said(tiny_server, "Hello", logit_bias={TOKEN: 100})
     expected = [first, said(tiny_server, "Hello", first, "And then?"), first, forced, forced]
@@ -103,18 +109,19 @@ def test_a_chat_whose_processors_are_switched(tiny_server: ServerProcess, model:
 
 
 @pytest.mark.parametrize("flag", ["use", "args"])
-def test_processors_are_switched_on_by_flags(tiny_server: ServerProcess, flag: str) -> None:
+def test_processors_are_switched_on_by_flags(
+    tiny_server: ServerProcess, flag: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     args = f'{{"logit_bias": {{"{TOKEN}": 100}}}}'
     flags = ["--use", f"{BIAS}={args}"] if flag == "use" else ["--logits-processors-args", args]
-    done = run("chat", "--url", f"{tiny_server.url}/v1", *GREEDY, *flags, lines="Hello\n")
+    done = run_here(capfd, "chat", "--url", f"{tiny_server.url}/v1", *GREEDY, *flags, lines="Hello\n")
     assert done.stdout == f"{said(tiny_server, 'Hello', logit_bias={TOKEN: 100})}\n"
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_system_prompt_survives_a_reset(tiny_server: ServerProcess) -> None:
-    done = run(
-        "chat", "--url", f"{tiny_server.url}/v1", *GREEDY, "--system-prompt", "Be brief", lines="Hi\n/reset\nHi\n"
-    )
+def test_a_system_prompt_survives_a_reset(tiny_server: ServerProcess, capfd: pytest.CaptureFixture[str]) -> None:
+    options = ["--url", f"{tiny_server.url}/v1", *GREEDY, "--system-prompt", "Be brief"]
+    done = run_here(capfd, "chat", *options, lines="Hi\n/reset\nHi\n")
     messages = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "Hi"}]
     _, answer = ask(tiny_server, "/v1/chat/completions", messages=messages, temperature=0, max_tokens=5)
     assert done.stdout == f"{answer['choices'][0]['message']['content']}\n" * 2
@@ -161,7 +168,9 @@ def without_ids(body: Any) -> Any:
     return kept
 
 
-def test_a_batch_is_answered_as_the_server_answers(tiny_server: ServerProcess, model: str, tmp_path: Path) -> None:
+def test_a_batch_is_answered_as_the_server_answers(
+    tiny_server: ServerProcess, model: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     hello = [{"role": "user", "content": "Hello"}]
     requests: list[tuple[str, str, dict[str, Any]]] = [
         ("chat", "/v1/chat/completions", {"messages": hello, "temperature": 0, "logprobs": True, "top_logprobs": 2}),
@@ -179,7 +188,7 @@ def test_a_batch_is_answered_as_the_server_answers(tiny_server: ServerProcess, m
     with source.open("a") as file:
         file.write("nonsense\n")
     arguments = ["run-batch", "-i", str(source), "-o", str(target), "--model", model, "--logits-processors", BIAS]
-    done = run(*arguments, "--max-num-seqs", "4", "--max-concurrency", "3")
+    done = run_here(capfd, *arguments, "--max-num-seqs", "4", "--max-concurrency", "3")
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1] == "5 completed, 6 failed, 0 answered before"
     written = {line["custom_id"]: line for line in map(json.loads, target.read_text().splitlines())}
@@ -191,7 +200,7 @@ def test_a_batch_is_answered_as_the_server_answers(tiny_server: ServerProcess, m
         assert response["status_code"] == status
         assert without_ids(response["body"]) == without_ids(answer)
     before = target.read_bytes()
-    assert run(*arguments).stderr.splitlines()[-1] == "0 completed, 0 failed, 11 answered before"
+    assert run_here(capfd, *arguments).stderr.splitlines()[-1] == "0 completed, 0 failed, 11 answered before"
     assert target.read_bytes() == before
 
 

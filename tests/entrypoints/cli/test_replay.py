@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from support.chat import wait_for_text
+from support.command import run_here
 from support.server import ServerProcess, server_environment, wait_until
 from support.tiny import write_tiny_checkpoint
 
@@ -43,20 +44,25 @@ RECORDS = len(RECORDED) + 1
 
 @dataclass(frozen=True)
 class Recording:
-    """A model, and the log of a server that answered RECORDED and an aborted request, with the server's own log."""
+    """A model, and the log of a server that answered RECORDED and an aborted request, with the server's own log.
+
+    The server still runs, and writes its requests to `live`, of which `log` is a copy.
+    """
 
     checkpoint: str
     log: Path
     server_log: str
     metrics: str
+    live: Path
+    url: str
 
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recording]:
     checkpoint = str(write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), context=512))
-    log = tmp_path_factory.mktemp("log") / "requests.jsonl"
+    log, live = (tmp_path_factory.mktemp("log") / name for name in ("requests.jsonl", "live.jsonl"))
     headers = {"Authorization": f"Bearer {KEY}"}
-    options = [*OPTIONS, "--request-log", str(log), "--api-key", KEY]
+    options = [*OPTIONS, "--request-log", str(live), "--api-key", KEY]
     with ServerProcess(*options, model=checkpoint, own_metrics_port=False) as server:
         for path, body in RECORDED:
             answer = httpx.post(f"{server.url}{path}", json=body, headers=headers, timeout=SECONDS)
@@ -64,13 +70,14 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recording]:
         body = {"messages": HELLO, "max_tokens": 450, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, headers=headers) as stream:
             wait_for_text(line.removeprefix("data: ") for line in stream.iter_lines() if line)
-        wait_until(lambda: len(log.read_bytes().splitlines()) == RECORDS + 2, SECONDS, log.read_text)
+        wait_until(lambda: len(live.read_bytes().splitlines()) == RECORDS + 2, SECONDS, live.read_text)
         metrics = httpx.get(f"{server.url}/metrics", headers=headers).text
-        server.stop()
-        yield Recording(checkpoint, log, server.log, metrics)
+        log.write_bytes(live.read_bytes())
+        yield Recording(checkpoint, log, server.log, metrics, live, f"{server.url}/v1")
 
 
 def replay(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
     program = "import sys; from fastdeploy_lp.entrypoints.cli import main; main(['replay', *sys.argv[1:]])"
     command = [sys.executable, "-W", "error", "-c", program, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=server_environment())
@@ -99,7 +106,9 @@ def test_the_same_seeds_give_the_same_tokens_after_a_restart(recording: Recordin
     assert done.stderr == ""
 
 
-def test_a_running_server_gives_them_too_and_differences_are_told(recording: Recording, tmp_path: Path) -> None:
+def test_a_running_server_gives_them_too_and_differences_are_told(
+    recording: Recording, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     engine, *requests = records(recording.log)
     changed = tmp_path / "changed.jsonl"
     requests[0]["outputs"][0]["token_ids"][2] += 1
@@ -108,13 +117,9 @@ def test_a_running_server_gives_them_too_and_differences_are_told(recording: Rec
     lines = [json.dumps(each) for each in (engine, *requests)]
     changed.write_text("\n".join([*lines, "torn", ""]))
     # The server appends the requests of its own log to it while they are replayed.
-    live = tmp_path / "live.jsonl"
-    live.write_bytes(recording.log.read_bytes())
-    live.chmod(0o600)
-    options = [*OPTIONS, "--request-log", str(live)]
-    with ServerProcess(*options, model=recording.checkpoint, own_metrics_port=False) as server:
-        same = replay(str(live), "--url", f"{server.url}/v1")
-        different = replay(str(changed), "--url", f"{server.url}/v1")
+    same = run_here(capfd, "replay", str(recording.live), "--url", recording.url, "--api-key", KEY)
+    different = run_here(capfd, "replay", str(changed), "--url", recording.url, "--api-key", KEY)
+    assert len(records(recording.live)) > RECORDS + 2
     assert same.stdout == f"{RECORDS + 1} the same, 0 different, 0 skipped, 0 damaged lines\n"
     assert same.returncode == 0
     assert different.returncode == 1
@@ -128,21 +133,21 @@ def test_a_running_server_gives_them_too_and_differences_are_told(recording: Rec
     assert any("is no record of a request log" in line for line in told)
 
 
-def test_another_engine_is_told(recording: Recording, tmp_path: Path) -> None:
+def test_another_engine_is_told(recording: Recording, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     engine, *requests = records(recording.log)
     one = tmp_path / "one.jsonl"
     one.write_text("".join(f"{json.dumps(each)}\n" for each in (engine, requests[0])))
-    done = replay(str(one), "--model", recording.checkpoint, *OPTIONS[:2], "--max-model-len", "256")
+    done = run_here(capfd, "replay", str(one), "--model", recording.checkpoint, *OPTIONS[:2], "--max-model-len", "256")
     assert done.stderr == "recorded by another engine: max_model_len: 512, now 256\n"
     assert done.returncode == 0
 
 
-def test_what_cannot_be_used_is_told(recording: Recording, tmp_path: Path) -> None:
+def test_what_cannot_be_used_is_told(recording: Recording, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
-    missing = replay(str(tmp_path / "gone"), "--url", "http://127.0.0.1:1/v1")
-    nothing = replay(str(empty), "--model", recording.checkpoint)
-    nobody = replay(str(recording.log), "--url", "http://127.0.0.1:1/v1")
+    missing = run_here(capfd, "replay", str(tmp_path / "gone"), "--url", "http://127.0.0.1:1/v1")
+    nothing = run_here(capfd, "replay", str(empty), "--url", recording.url, "--api-key", KEY)
+    nobody = run_here(capfd, "replay", str(recording.log), "--url", "http://127.0.0.1:1/v1")
     assert (missing.returncode, nothing.returncode, nobody.returncode) == (2, 2, 2)
     assert "no such file" in missing.stderr
     assert "no request that could be compared" in nothing.stderr

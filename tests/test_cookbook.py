@@ -7,14 +7,13 @@ import contextlib
 import io
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from support.command import run_here
 from support.server import REPOSITORY, ServerProcess, server_environment
 
 from fastdeploy_lp.entrypoints.cli import main
@@ -156,7 +155,7 @@ def test_each_tenant_has_its_rules(
     (tmp_path / "policy.yaml").write_text(rules)
     words = words_of(command)
     options = words[words.index("--logits-processors") : words.index("--policy")]
-    with ServerProcess(*options, "--policy", str(tmp_path / "policy.yaml"), "--quantization", "w8a16") as tenants:
+    with ServerProcess(*options, "--policy", str(tmp_path / "policy.yaml")) as tenants:
         monkeypatch.setitem(shared, "SERVER", tenants.url)
         first, second = run("Give each tenant its own rules").splitlines()
     assert first.startswith("tenant-a: ")
@@ -228,7 +227,7 @@ def test_no_run_of_words_comes_twice(run: Callable[[str], str], ask: Callable[..
 
     question = "The drug zolprimax lowers blood pressure. Patients take 40 mg at dusk. How is zolprimax taken?"
     assert question in RECIPES["Stop repetitions"]
-    assert repeats(ask(question))
+    assert repeats(ask(question, max_tokens=120))
     assert not repeats(run("Stop repetitions"))
 
 
@@ -250,14 +249,13 @@ def test_the_pages_own_processor_leaves_the_letter_out(run: Callable[[str], str]
     assert "e" in ask("Tell me about the sea.", max_tokens=20).lower()
 
 
-def test_the_pages_own_processor_keeps_the_contract(tmp_path: Path) -> None:
+def test_the_pages_own_processor_keeps_the_contract(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     for name, contents in modules().items():
         (tmp_path / name).write_text(contents)
     (printed,) = re.findall(r"`fastdeploy-lp (check \S+)`", DOCUMENT)
-    program = "import sys; from fastdeploy_lp.entrypoints.cli import main; main(sys.argv[1:])"
-    environment = server_environment()
-    environment["PYTHONPATH"] = f"{tmp_path}:{environment['PYTHONPATH']}"
+    monkeypatch.syspath_prepend(tmp_path)
     # How fast it is depends on the machine.
-    command = [sys.executable, "-c", program, *printed.split(), "--skip", "speed"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = run_here(capfd, *printed.split(), "--skip", "speed")
     assert (done.returncode, done.stderr) == (0, ""), done.stdout

@@ -17,7 +17,5 @@ def plugin_venv(tmp_path_factory: pytest.TempPathFactory) -> FreshVenv:
     copy = tmp_path_factory.mktemp("examples") / "plugins"
     shutil.copytree(EXAMPLES, copy, ignore=shutil.ignore_patterns("*.egg-info", "build", "__pycache__"))
     made = FreshVenv(tmp_path_factory.mktemp("plugin-venv"))
-    packages = sorted(f"./{path.parent.name}" for path in copy.glob("*/pyproject.toml"))
-    done = made.run("pip", "install", *packages, cwd=copy)
-    assert done.returncode == 0, done.stderr
+    made.install(copy)
     return made

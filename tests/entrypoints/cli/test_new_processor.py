@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -15,9 +16,16 @@ from support.tiny_checkpoint import write_tiny_checkpoint
 from fastdeploy_lp.entrypoints.cli.command import main
 from fastdeploy_lp.entrypoints.scaffold.package import DIALECTS, ProcessorPackage
 
+# Their tests and then their checks, in one process, which loads Paddle and torch once.
 CHECKS = """
 import contextlib, io, json, sys
+import pytest
+folders = [name.replace("_", "-") for name in sys.argv[1:]]
+with contextlib.redirect_stdout(io.StringIO()) as shown:
+    status = pytest.main(["-q", "-W", "error", "--import-mode=importlib", *folders])
+# pytest rewrites only what is imported after it.
 from fastdeploy_lp.entrypoints.cli import main
+print(json.dumps({"status": int(status), "shown": shown.getvalue()}))
 given = json.dumps([{"token_id": 42}, {"token_id": 7, "boost": -2}])
 for name in sys.argv[1:]:
     with contextlib.redirect_stdout(io.StringIO()) as shown:
@@ -41,8 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fresh(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> FreshVenv:
     """All of them installed beside the server."""
     made = FreshVenv(tmp_path_factory.mktemp("venv"))
-    done = made.run("pip", "install", *(f"./{path.name}" for path in sorted(folder.iterdir())), cwd=folder)
-    assert done.returncode == 0, done.stderr
+    made.install(folder)
     return made
 
 
@@ -55,19 +62,21 @@ def serving(tmp_path_factory: pytest.TempPathFactory, fresh: FreshVenv) -> Itera
         yield running
 
 
-def test_their_own_tests_pass(fresh: FreshVenv, folder: Path) -> None:
-    done = fresh.run(
-        "pytest", "-q", "-W", "error", "--import-mode=importlib", *sorted(p.name for p in folder.iterdir()), cwd=folder
-    )
-    assert done.returncode == 0, done.stdout
-    assert "24 passed" in done.stdout
-
-
-def test_their_checks_are_green(fresh: FreshVenv, folder: Path) -> None:
-    """In one process, which loads Paddle and torch once."""
+@pytest.fixture(scope="module")
+def checked(fresh: FreshVenv, folder: Path) -> list[dict[str, Any]]:
+    """What pytest made of the packages' own tests, and the reports of their checks."""
     done = fresh.run(fresh.python, "-W", "error", "-c", CHECKS, *NAMES, cwd=folder, plugins=NAMES)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_their_own_tests_pass(checked: list[dict[str, Any]]) -> None:
+    assert checked[0]["status"] == 0, checked[0]["shown"]
+    assert "24 passed" in checked[0]["shown"]
+
+
+def test_their_checks_are_green(checked: list[dict[str, Any]]) -> None:
+    reports = checked[1:]
     assert [each["name"] for each in reports] == list(NAMES)
     assert [each["dialect"] for each in reports] == [
         "native",

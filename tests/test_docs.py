@@ -14,7 +14,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.command import run_here
 from support.server import REPOSITORY, ServerProcess, server_environment
+from support.stand_ins import vllm_stand_ins
 
 from fastdeploy_lp.entrypoints.cli.command import main
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest
@@ -196,13 +198,12 @@ def test_the_processor_moves_as_the_page_says(run_program: Callable[[str], list[
     assert refusal.startswith(quoted)
 
 
-def test_the_moved_processor_keeps_the_contract(folder: Path) -> None:
+@pytest.mark.usefixtures("folder")
+def test_the_moved_processor_keeps_the_contract(capfd: pytest.CaptureFixture[str]) -> None:
     ((*words,),) = commands(FROM_VLLM, "check")
-    program = "import sys; from fastdeploy_lp.entrypoints.cli import main; main(sys.argv[1:])"
-    environment = server_environment()
-    environment["PYTHONPATH"] = f"{folder}{os.pathsep}{environment['PYTHONPATH']}"
-    command = [sys.executable, "-c", program, "check", *words]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert "--vllm-compat" in words
+    with vllm_stand_ins():
+        done = run_here(capfd, "check", *words)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
 

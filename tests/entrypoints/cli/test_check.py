@@ -85,20 +85,20 @@ def test_it_takes_a_real_models_configuration(
     assert max(int(token) for args in drawn for token in args["logit_bias"] or {}) < 512
 
 
+def test_a_class_for_vllm_is_advised_of_the_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("support.torch_boost:TorchBoost", *PARAMS[:2], *FAST) == 1
+    assert "add --vllm-compat" in capsys.readouterr().out
+
+
 def test_a_process_of_its_own_shows_nothing_else() -> None:
     """Paddle's advice and warnings are kept away; classes for vLLM load with --vllm-compat."""
-    command = ["check", "support.torch_boost:TorchBoost", *PARAMS[:2], *FAST]
-    program = f"from fastdeploy_lp.entrypoints.cli import main; main({command!r} + sys.argv[1:])"
-    done = [
-        subprocess.run(
-            [sys.executable, "-c", f"import sys; {program}", *options],
-            capture_output=True,
-            text=True,
-            env=server_environment(),
-            timeout=600,
-        )
-        for options in ([], ["--vllm-compat"])
-    ]
-    assert [(each.returncode, each.stderr) for each in done] == [(1, ""), (0, "")], done
-    assert "add --vllm-compat" in done[0].stdout
-    assert "TorchBoost (torch, support.torch_boost:TorchBoost)" in done[1].stdout
+    command = ["check", "support.torch_boost:TorchBoost", *PARAMS[:2], *FAST, "--vllm-compat"]
+    done = subprocess.run(
+        [sys.executable, "-c", f"from fastdeploy_lp.entrypoints.cli import main; main({command!r})"],
+        capture_output=True,
+        text=True,
+        env=server_environment(),
+        timeout=600,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert "TorchBoost (torch, support.torch_boost:TorchBoost)" in done.stdout

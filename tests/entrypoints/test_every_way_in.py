@@ -1,6 +1,6 @@
 """The same random requests over HTTP, plain and streamed, through `LLM` and through `AsyncLLM` give the same answers.
 
-FASTDEPLOY_LP_TEST_REQUESTS says how many requests are drawn (default: 200).
+FASTDEPLOY_LP_TEST_REQUESTS says how many requests are drawn (default: 120).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from support.tiny_checkpoint import write_tiny_checkpoint
 
 from fastdeploy_lp import LLM, AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
 
-COUNT = int(os.environ.get("FASTDEPLOY_LP_TEST_REQUESTS", "200"))
+COUNT = int(os.environ.get("FASTDEPLOY_LP_TEST_REQUESTS", "120"))
 SEED = 20261121
 SECONDS = 600.0
 # Fewer slots than requests: some wait, and rows come and go all the time.

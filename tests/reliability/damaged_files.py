@@ -75,7 +75,7 @@ class DamagedModels:
 
     def __init__(self, kind: str, folder: Path) -> None:
         self._kind, self._base, self._made = kind, folder / "base", folder / "made"
-        self._base.mkdir()
+        self._base.mkdir(parents=True)
         getattr(self, f"_write_{kind}")()
 
     @property

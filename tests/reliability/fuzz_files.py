@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,21 +59,22 @@ class LoadReport:
         self.failures.append(f"{file} {number}: {what[-SHOWN:]}")
 
 
-def load_damaged(kind: str, seed: int, numbers: range) -> LoadReport:
-    """Load the models of these numbers; raises RuntimeError if they cannot be tried."""
-    report = LoadReport()
+def load_damaged(kinds: Sequence[str], seed: int, numbers: range) -> dict[str, LoadReport]:
+    """Load the models of these numbers of each kind, in one process; raises RuntimeError if they cannot be tried."""
+    reports = {kind: LoadReport() for kind in kinds}
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(PROGRAM), kind, str(seed), str(numbers.start), str(numbers.stop), folder]
+        command = [sys.executable, str(PROGRAM), ",".join(kinds), str(seed)]
+        command += [str(numbers.start), str(numbers.stop), folder]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env=server_environment() | ENVIRONMENT
         ) as process:
             for line in process.stdout or ():
                 told = json.loads(line)
-                _note(told["file"], told["number"], told["outcome"], report)
-        if process.returncode or sum(report.outcomes.values()) < len(numbers):
+                _note(told["file"], told["number"], told["outcome"], reports[told["kind"]])
+        if process.returncode or any(sum(each.outcomes.values()) < len(numbers) for each in reports.values()):
             printed = (Path(folder) / "printed").read_text(errors="replace")[-SHOWN:]
             raise RuntimeError(f"the process ended with status {process.returncode}: {printed}")
-    return report
+    return reports
 
 
 def _note(file: str, number: int, outcome: str, report: LoadReport) -> None:
@@ -104,7 +106,7 @@ def main() -> int:
         return 0
     failed = False
     for kind in args.kinds:
-        report = load_damaged(kind, args.seed, range(args.first, args.first + args.count))
+        report = load_damaged([kind], args.seed, range(args.first, args.first + args.count))[kind]
         print(f"{kind}, seed {args.seed}: {report}", flush=True)
         failed = failed or bool(report.failures)
     return 1 if failed else 0

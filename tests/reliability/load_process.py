@@ -1,4 +1,4 @@
-"""`python load_process.py KIND SEED FIRST LAST FOLDER`: loads damaged models as a server does.
+"""`python load_process.py KINDS SEED FIRST LAST FOLDER`: loads damaged models as a server does, KINDS as in `a,b`.
 
 A few in one process after the other, each forked from one that has imported everything, with little more memory than
 these models need; each model has a minute. A line of JSON tells what became of it.
@@ -15,7 +15,7 @@ import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,24 +61,30 @@ class _Tracebacks(logging.Handler):
             self.seen.append(self.format(record))
 
 
-def main(kind: str, seed: int, first: int, last: int, folder: Path) -> None:
-    """Load the models `first` to `last` - 1."""
+def main(kinds: Sequence[str], seed: int, first: int, last: int, folder: Path) -> None:
+    """Load the models `first` to `last` - 1 of each kind."""
     results = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(folder / "printed", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
     os.dup2(1, 2)
     # From the user's cache: in a new one, every process would compile them.
     compiled_ops()
     os.environ["FASTDEPLOY_LP_CACHE"] = str(folder / "cache")
-    models = DamagedModels(kind, folder)
+    for kind in kinds:
+        for told in _of_kind(kind, seed, range(first, last), folder):
+            print(json.dumps({"kind": kind, **told}), file=results, flush=True)
+
+
+def _of_kind(kind: str, seed: int, numbers: range, folder: Path) -> Iterator[dict[str, Any]]:
+    models = DamagedModels(kind, folder / kind)
     # Here, so that what only a first model needs is done once for all. A fork has none of the threads of grammars.
     outcome = loaded(str(models.whole), folder, guided=False)
     if outcome != SERVED:
         raise RuntimeError(f"the whole model is {outcome}")
-    next_one = first
-    while next_one < last:
-        batch = range(next_one, min(next_one + BATCH, last))
+    next_one = numbers.start
+    while next_one < numbers.stop:
+        batch = range(next_one, min(next_one + BATCH, numbers.stop))
         for told in _in_a_fork(batch, models, seed, folder):
-            print(json.dumps(told), file=results, flush=True)
+            yield told
             next_one += 1
 
 
@@ -191,4 +197,4 @@ def _limit_memory() -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *(int(each) for each in sys.argv[2:5]), Path(sys.argv[5]))  # type: ignore[call-arg]
+    main(sys.argv[1].split(","), *(int(each) for each in sys.argv[2:5]), Path(sys.argv[5]))  # type: ignore[call-arg]

@@ -15,7 +15,7 @@ from support.server import ServerProcess
 from fastdeploy_lp.entrypoints.bench.http_client import Client, HTTPClientError
 
 CHAT = "v1/chat/completions"
-TOKENS = 24
+TOKENS = 8
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Generated calls for everything in /openapi.json: no status of 500 or more, and every answer as its schema says.
 
-A few hundred calls by default; FASTDEPLOY_LP_SCHEMATHESIS_CALLS asks for more.
+Some two hundred calls by default; FASTDEPLOY_LP_SCHEMATHESIS_CALLS asks for more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
-from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -26,7 +25,7 @@ from schemathesis.specs.openapi.checks import (
 from support.chat import HELLO, post
 from support.server import ServerProcess
 
-CALLS = int(os.environ.get("FASTDEPLOY_LP_SCHEMATHESIS_CALLS", "300"))
+CALLS = int(os.environ.get("FASTDEPLOY_LP_SCHEMATHESIS_CALLS", "200"))
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -91,13 +90,18 @@ def test_every_generated_call_is_answered_as_declared(quick_server: ServerProces
     assert {operation.label for operation in operations} == OPERATIONS
     statuses: Counter[int] = Counter()
     for operation in operations:
-        for mode in MODES:
+        for mode in MODES if can_be_wrong(operation) else MODES[:1]:
             statuses += called(operation, mode, examples=CALLS // (WITH_BODY * len(MODES)))
     assert sum(statuses.values()) >= CALLS, statuses
     assert statuses[200] > CALLS // 20, statuses
     assert statuses[400] > CALLS // 20, statuses
     assert "Traceback" not in quick_server.log
     assert post(quick_server, {"messages": HELLO, "max_tokens": 1}).status_code == 200
+
+
+def can_be_wrong(operation: Any) -> bool:
+    """Whether a call can differ from its schema: any text is right in a path, of which hundreds would be tried."""
+    return bool(operation.body or operation.query)
 
 
 def called(operation: Any, mode: GenerationMode, examples: int) -> Counter[int]:
@@ -111,8 +115,5 @@ def called(operation: Any, mode: GenerationMode, examples: int) -> Counter[int]:
         statuses[answer.status_code] += 1
         case.validate_response(answer, checks=CHECKS)
 
-    try:
-        call()
-    except Unsatisfiable:  # nothing about such a call can be wrong
-        assert not statuses
+    call()
     return statuses

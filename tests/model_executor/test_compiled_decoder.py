@@ -55,7 +55,7 @@ TOLERANCES = {
     ("w8a8", "float32"): 3e-2,
     ("w8a8", "float16"): 3e-2,
 }
-EXAMPLES = settings(max_examples=25)
+EXAMPLES = settings(max_examples=12)
 SHORT_LEVELS = (WeightFormat.LEVELS5, WeightFormat.LEVELS4)
 
 
@@ -294,9 +294,9 @@ def digest_of_a_run() -> str:
     return digest.hexdigest()
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_any_number_of_threads_gives_the_same_bits(threads: int, ops: ctypes.CDLL) -> None:
-    assert ops.fdlp_num_threads() == int(os.environ["OMP_NUM_THREADS"])
+def test_any_number_of_threads_gives_the_same_bits(ops: ctypes.CDLL) -> None:
+    threads = 3
+    assert ops.fdlp_num_threads() == int(os.environ["OMP_NUM_THREADS"]) != threads
     program = (
         "import warnings; warnings.simplefilter('ignore'); import model_executor.test_compiled_decoder as test; "
         "from fastdeploy_lp.model_executor.ops import compiled_ops; "

@@ -6,6 +6,8 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -87,7 +89,22 @@ def is_for_type_checkers(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
-def imports_at_import(path: Path) -> set[str]:
+@dataclass(frozen=True)
+class Seen:
+    """What several tests ask of a file, which is parsed once for all of them."""
+
+    docstring: str | None
+    imports: set[str]
+    questions: list[str]
+
+
+@cache
+def seen_in(path: Path) -> Seen:
+    tree = ast.parse(path.read_text())
+    return Seen(ast.get_docstring(tree), imports_at_import(tree, path), list(device_questions(tree)))
+
+
+def imports_at_import(tree: ast.Module, path: Path) -> set[str]:
     """What the file imports at once: neither for type checkers alone nor inside a function."""
     found: set[str] = set()
 
@@ -98,7 +115,7 @@ def imports_at_import(path: Path) -> set[str]:
         for child in ast.iter_child_nodes(node):
             visit(child)
 
-    visit(ast.parse(path.read_text()))
+    visit(tree)
     return found
 
 
@@ -159,7 +176,7 @@ def test_a_cycle_is_seen_however_the_other_folder_is_named(line: str, tmp_path: 
 @pytest.mark.parametrize("part", WITHOUT_PADDLE)
 def test_parts_of_the_api_process_import_paddle_only_where_a_tensor_is_made(part: str) -> None:
     for path in files_below(part):
-        assert not {name for name in imports_at_import(path) if name.split(".")[0] == "paddle"}, path
+        assert not {name for name in seen_in(path).imports if name.split(".")[0] == "paddle"}, path
 
 
 def test_the_parts_that_may_not_import_each_other_are_all_there() -> None:
@@ -189,12 +206,12 @@ def test_the_api_process_starts_without_paddle_and_without_the_worker(module: st
 
 def test_every_module_says_what_it_is_for() -> None:
     for path in files_below("."):
-        assert ast.get_docstring(ast.parse(path.read_text())), path
+        assert seen_in(path).docstring, path
 
 
-def device_questions(path: Path) -> Iterator[str]:
+def device_questions(tree: ast.Module) -> Iterator[str]:
     """What of the file asks which device it runs on: by a name of Paddle's or ours, or by comparing with a device."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
         if name in DEVICE_QUESTIONS:
             yield name
@@ -210,11 +227,10 @@ def device_questions(path: Path) -> Iterator[str]:
 def test_only_platforms_and_layers_ask_which_device_they_run_on() -> None:
     for path in files_below("."):
         if not any(path.is_relative_to(PACKAGE / part) for part in ASKING):
-            assert list(device_questions(path)) == [], path
+            assert seen_in(path).questions == [], path
 
 
-def test_questions_about_the_device_are_seen(tmp_path: Path) -> None:
-    asking = tmp_path / "asking.py"
+def test_questions_about_the_device_are_seen() -> None:
     for question, what in (
         ("paddle.is_compiled_with_cuda()", "is_compiled_with_cuda"),
         ("logits.place.is_gpu_place()", "is_gpu_place"),
@@ -222,7 +238,5 @@ def test_questions_about_the_device_are_seen(tmp_path: Path) -> None:
         ("name in ('cpu', 'xpu')", "cpu"),
         ("isinstance(platform, GpuPlatform)", "GpuPlatform"),
     ):
-        asking.write_text(question)
-        assert list(device_questions(asking)) == [what]
-    asking.write_text("platform.runs_compiled_ops and in_host_memory(logits)")
-    assert list(device_questions(asking)) == []
+        assert list(device_questions(ast.parse(question))) == [what]
+    assert list(device_questions(ast.parse("platform.runs_compiled_ops and in_host_memory(logits)"))) == []

@@ -15,7 +15,7 @@ LIST = r'start: "[" (NUMBER ("," NUMBER)*)? "]"' + "\nNUMBER: /[0-9]{1,3}/"
 
 def test_a_mask_is_exactly_what_can_be_consumed(grammars: TinyGrammars) -> None:
     """Of every token of the vocabulary, at every place of a text."""
-    text = grammars.tokens("[12,345,6]")
+    text = grammars.tokens("[123,4]")
     for end in range(len(text) + 1):
         expected = set()
         for token in set(range(TINY_VOCAB)) - {TINY_EOS}:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -33,22 +33,21 @@ class Package:
             name = name.rpartition(".")[0]
         return name if name in self.modules else None
 
-    def imports(self, path: Path) -> set[str]:
+    def imports(self, path: Path, nodes: Sequence[ast.AST]) -> set[str]:
         """Returns the dotted names that import statements of the file may load, in functions and for types too."""
         module = self.module_of(path)
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-        return {name for node in ast.walk(ast.parse(path.read_text())) for name in imported_names(node, package)}
+        return {name for node in nodes for name in imported_names(node, package)}
 
-    def strings(self, path: Path) -> set[str]:
+    def strings(self, tree: ast.Module, nodes: Sequence[ast.AST]) -> set[str]:
         """Returns the dotted names of modules, and of classes in them, that the file holds in strings.
 
         These are arguments of `import_module` and of `python -m`, and names such as "module:Class".
         """
-        tree = ast.parse(path.read_text())
         constants = dict(_constants(tree))
         whole = re.compile(rf"({self.root.name}(?:\.\w+)+?)(?:[:.]([A-Z]\w*))?")
         found = set()
-        for node in ast.walk(tree):
+        for node in nodes:
             match = whole.fullmatch(_text(node, constants))
             if match and match[1] in self.modules:
                 found.add(match[1])
@@ -57,7 +56,12 @@ class Package:
     @cached_property
     def names(self) -> dict[Path, set[str]]:
         """What each file imports or holds in strings."""
-        return {path: self.imports(path) | self.strings(path) for path in self.modules.values()}
+        return {path: self._names_in(path) for path in self.modules.values()}
+
+    def _names_in(self, path: Path) -> set[str]:
+        tree = ast.parse(path.read_text())
+        nodes = list(ast.walk(tree))
+        return self.imports(path, nodes) | self.strings(tree, nodes)
 
 
 @dataclass
@@ -89,11 +93,12 @@ def folder_graphs(package: Package, left_out: Mapping[str, str]) -> Iterator[Fol
     left_out: by file, the start of the names that do not count. The package's own `__init__.py` does not count either:
     it is what other packages import.
     """
+    places = {module: path.relative_to(package.root).parts for module, path in package.modules.items()}
     edges = [edge for module, path in package.modules.items() for edge in _edges(package, module, path, left_out)]
-    for folder in sorted({path.parent for path in package.modules.values()}):
-        graph = FolderGraph(str(folder.relative_to(package.root)))
+    for folder in sorted({place[:-1] for place in places.values()}):
+        graph = FolderGraph(str(Path(*folder)))
         for start, end in edges:
-            first, second = _child(package, start, folder), _child(package, end, folder)
+            first, second = _child(places[start], folder), _child(places[end], folder)
             if first and second and first != second:
                 graph.reasons.setdefault((first, second), []).append(f"{start} -> {end}")
         yield graph
@@ -120,9 +125,8 @@ def _edges(package: Package, module: str, path: Path, left_out: Mapping[str, str
             yield module, str(home)
 
 
-def _child(package: Package, module: str, folder: Path) -> str | None:
-    path = package.modules[module]
-    return path.relative_to(folder).parts[0] if path.is_relative_to(folder) else None
+def _child(place: tuple[str, ...], folder: tuple[str, ...]) -> str | None:
+    return place[len(folder)] if place[: len(folder)] == folder else None
 
 
 def _way_back(start: str, followers: Mapping[str, set[str]]) -> list[str] | None:

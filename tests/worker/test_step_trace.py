@@ -124,7 +124,7 @@ traces = st.none() | st.builds(TraceParams, top_k=st.integers(1, 20), max_tokens
 asked = st.builds(Asked, st.lists(tokens, min_size=1, max_size=6), selections(), params, traces)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.lists(asked, min_size=1, max_size=5))
 def test_every_stage_is_what_numpy_makes_of_the_row_before(engine: EngineCore, batch: list[Asked]) -> None:
     plain = run(engine, [each.request(f"r{n}", traced=False) for n, each in enumerate(batch)])

@@ -36,7 +36,7 @@ def rows_of(batch: ForwardBatch, chunks: list[SequenceChunk]) -> list[slice]:
     ]
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(chunk_lists())
 def test_every_token_lies_once_at_its_position(chunks: list[SequenceChunk]) -> None:
     batch = build(chunks)
@@ -46,7 +46,7 @@ def test_every_token_lies_once_at_its_position(chunks: list[SequenceChunk]) -> N
         assert batch.positions.numpy()[rows].tolist() == list(range(chunk.start, chunk.start + len(chunk.token_ids)))
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(chunk_lists())
 def test_every_key_has_a_place_of_its_own_in_its_sequences_blocks(chunks: list[SequenceChunk]) -> None:
     batch = build(chunks)
@@ -60,7 +60,7 @@ def test_every_key_has_a_place_of_its_own_in_its_sequences_blocks(chunks: list[S
             assert heads == [(block * NUM_KV_HEADS + head) * BLOCK_SIZE + offset for head in range(NUM_KV_HEADS)]
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(chunk_lists())
 def test_groups_cover_all_rows_in_order_with_one_length_each(chunks: list[SequenceChunk]) -> None:
     batch = build(chunks)
@@ -73,7 +73,7 @@ def test_groups_cover_all_rows_in_order_with_one_length_each(chunks: list[Sequen
     assert lengths == sorted({len(chunk.token_ids) for chunk in chunks})
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(chunk_lists())
 def test_a_query_sees_its_own_past_and_itself_and_nothing_else(chunks: list[SequenceChunk]) -> None:
     batch = build(chunks)
@@ -87,7 +87,7 @@ def test_a_query_sees_its_own_past_and_itself_and_nothing_else(chunks: list[Sequ
         np.testing.assert_array_equal(mask.reshape(-1, context), np.where(visible, 0.0, -np.inf))
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(chunk_lists())
 def test_the_visible_blocks_of_a_group_are_those_of_its_sequences(chunks: list[SequenceChunk]) -> None:
     batch = build(chunks)

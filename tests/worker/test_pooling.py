@@ -35,7 +35,7 @@ def test_every_pooling_that_a_request_may_ask_for_is_there() -> None:
     assert tuple(POOLINGS) == (*POOLING_TYPES, TOKEN_POOLING)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(hidden_states, st.data())
 def test_the_mean_has_the_same_bits_however_the_tokens_are_cut_and_ordered(
     hidden: np.ndarray, data: st.DataObject

@@ -77,7 +77,7 @@ def run(tail: ChainTail, sequences: Sequence[WorkerSequence], logits: np.ndarray
     return tensor.numpy()
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(requests(), short.filter(bool), short), min_size=1, max_size=5), st.integers(0, 10**6))
 def test_every_row_is_changed_as_its_own_request_asks(
     ops: RowOps, asked: list[tuple[dict[str, Any], list[int], list[int]]], seed: int

@@ -64,7 +64,7 @@ def float32_runs() -> st.SearchStrategy[Setting]:
     return settings_of_a_run([None]).map(lambda setting: replace(setting, cache_dtype="float32"))
 
 
-@settings(max_examples=40, **SLOW)
+@settings(max_examples=20, **SLOW)
 @given(st.data())
 def test_any_schedule_gives_what_plain_attention_gives(data: st.DataObject) -> None:
     """New prompts, prompts that go on behind a cached part, and generation, alone and mixed in one pass."""

@@ -22,9 +22,9 @@ BLOCK_SIZE, BLOCKS_PER_SEAT = 32, 8
 @pytest.fixture(scope="module")
 def engine(request: pytest.FixtureRequest) -> EngineCore:
     """In the precision of the parameter; no test finds what another one left in the cache."""
-    options = {"dtype": "bfloat16"} if request.param == "bfloat16" else {"quantization": request.param}
-    sizes = {"max_model_len": 256, "max_num_seqs": 16, "block_size": BLOCK_SIZE}
-    args = EngineArgs(model="smollm2-135m", **sizes, enable_prefix_caching=False, **options)
+    options: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 16, "block_size": BLOCK_SIZE}
+    options |= {"dtype": "bfloat16"} if request.param == "bfloat16" else {"quantization": request.param}
+    args = EngineArgs(model="smollm2-135m", enable_prefix_caching=False, **options)
     fd_config = args.create_fd_config(show_progress=False)
     return EngineCore(fd_config, LogitsProcessorChain([], fd_config))
 

@@ -113,7 +113,7 @@ $(VENV)/axe.done: tests/entrypoints/playground/node/package-lock.json | $(VENV)/
 	npm ci --silent --no-audit --no-fund --prefix tests/entrypoints/playground/node
 	@touch $@
 
-# Debian: apt-get install chromium chromium-driver npm. `make test` runs a few of these tests, and none where that is missing.
+# Debian: apt-get install chromium chromium-driver npm. `make test` runs one of these tests, and none where that is missing.
 BROWSER_TESTS := tests/entrypoints/playground
 test-browser: $(VENV)/dev.done $(VENV)/axe.done ## test the playground in Chromium, which has to be installed
 	FASTDEPLOY_LP_NEEDS_BROWSER=1 $(BIN)/python -m pytest -m '' $(BROWSER_TESTS) $(PYTEST_ARGS)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -107,8 +107,9 @@ def _positive(text: str) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures each precision, print and write; 1 if one of them could not be measured."""
     args = parse_arguments(argv)
-    times = {"rounds": 1, "counts": False} if args.smoke else {}
-    sizes = Sizes(args.prompts, args.batches, args.contexts, args.turns, **times)
+    sizes = Sizes(args.prompts, args.batches, args.contexts, args.turns)
+    if args.smoke:
+        sizes = replace(sizes, rounds=1, counts=False)
     onednn = None if args.onednn is None else str(args.onednn)
     results: list[Measured] = []
     with tempfile.TemporaryDirectory() as name:

@@ -46,7 +46,10 @@ RUN_BY = {
     "FastDeploy: the server's command line": (EXAMPLES, "test_sdk_with_a_logit_bias"),
     "FastDeploy: curl with a bias": (EXAMPLES, "test_curl_with_a_logit_bias"),
     "FastDeploy: the SDK with a bias": (EXAMPLES, "test_sdk_with_a_logit_bias"),
-    "FastDeploy: both offline programs": ("entrypoints/test_llm.py", "test_document_example_runs_and_ends_by_itself"),
+    "FastDeploy: both offline programs": (
+        "entrypoints/test_llm.py",
+        "test_a_script_with_a_class_of_its_own_runs_and_ends_by_itself",
+    ),
     "FastDeploy: the class": (
         "logits_processor/test_fastdeploy_compat.py",
         "test_the_documents_sample_runs_under_its_own_import",

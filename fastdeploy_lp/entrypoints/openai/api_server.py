@@ -127,7 +127,8 @@ async def _serve(setup: DeclaredEngine, args: ServerArgs, listeners: _Listeners)
     policies = None
     if args.policy is not None:
         shadow = setup.fd_config.structured_outputs_config.shadow
-        policies = Policies(args.policy, setup.declared, shadow, engine.inputs.chosen)
+        knows_keys = bool(args.api_key or args.admin_api_key)
+        policies = Policies(args.policy, setup.declared, shadow, engine.inputs.chosen, knows_keys=knows_keys)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, policies.reload_soon)
     bounds = connection_bounds(args.max_connections, args.max_connections_per_client)
     protocol = connection_class(bounds)

@@ -52,6 +52,7 @@ def test_bars_show_what_the_trace_says(opened: Page, served: ServerProcess) -> N
         assert trace[0]["token"].replace(" ", "␣") in sampled.text
 
 
+@pytest.mark.browser
 def test_colours_and_marks_follow_the_chain(opened: Page, served: ServerProcess) -> None:
     trace = trace_of_the_last_request(opened, served)
     for chip, token in zip(opened.all(CHIP), trace, strict=True):
@@ -66,6 +67,7 @@ def test_colours_and_marks_follow_the_chain(opened: Page, served: ServerProcess)
     assert "change-4" in str(opened.find(CHIP).get_attribute("class"))
 
 
+@pytest.mark.browser
 def test_the_table_has_the_same_numbers(opened: Page, served: ServerProcess) -> None:
     trace = trace_of_the_last_request(opened, served)
     opened.button("As a table").click()
@@ -79,6 +81,7 @@ def test_the_table_has_the_same_numbers(opened: Page, served: ServerProcess) -> 
     assert opened.all(".inspector table") == []
 
 
+@pytest.mark.browser
 def test_keys_and_buttons_lead_from_token_to_token(opened: Page) -> None:
     assert "number 1 of 8" in opened.find(".inspector").text
     assert not opened.button("Token before").is_enabled()
@@ -98,6 +101,7 @@ def test_keys_and_buttons_lead_from_token_to_token(opened: Page) -> None:
     assert "number 1 of 8" in opened.find(".inspector").text
 
 
+@pytest.mark.browser
 def test_a_token_is_banned_with_one_press_and_gone_in_the_next_answer(page: Page) -> None:
     settle(page, "max_tokens", "6")
     ask(page)
@@ -116,6 +120,7 @@ def test_a_token_is_banned_with_one_press_and_gone_in_the_next_answer(page: Page
     assert label.split(", moved")[0] != token.split(", moved")[0]
 
 
+@pytest.mark.browser
 @pytest.mark.parametrize("traced", [True, False])
 def test_markup_in_an_answer_is_text(page: Page, traced: bool) -> None:
     markup = '<img src=x onerror="window.hit=1"><b>bold</b>'
@@ -135,6 +140,7 @@ def test_markup_in_an_answer_is_text(page: Page, traced: bool) -> None:
     assert page.driver.execute_script("return window.hit") is None
 
 
+@pytest.mark.browser
 def test_tokens_look_like_buttons_before_the_first_click(page: Page) -> None:
     settle(page, "max_tokens", "12")
     ask(page)
@@ -146,6 +152,7 @@ def test_tokens_look_like_buttons_before_the_first_click(page: Page) -> None:
     assert page.driver.execute_script("return getComputedStyle(arguments[0]).cursor", page.find(CHIP)) == "pointer"
 
 
+@pytest.mark.browser
 def test_a_darker_token_was_less_certain(page: Page, served: ServerProcess) -> None:
     script = """
         const [root, done] = arguments;
@@ -163,6 +170,7 @@ def test_a_darker_token_was_less_certain(page: Page, served: ServerProcess) -> N
     assert brightness(0) < brightness(1) < brightness(2) < brightness(3)
 
 
+@pytest.mark.browser
 @pytest.mark.parametrize("size", [WIDE, NARROW])
 def test_the_bars_are_in_sight_with_their_token_however_long_the_answer_is(
     blank: Page, served: ServerProcess, size: tuple[int, int]

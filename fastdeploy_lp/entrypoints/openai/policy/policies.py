@@ -25,7 +25,7 @@ class Policies:
     """Holder of the policy of a file.
 
     declared: the chain. shadow: names that run in shadow for every request. chosen: returns the validated selection of
-    a request, and raises InvalidRequestError.
+    a request, and raises InvalidRequestError. knows_keys: True if clients have API keys, to which rules can apply.
     """
 
     def __init__(
@@ -34,12 +34,15 @@ class Policies:
         declared: Sequence[DeclaredProcessor],
         shadow: Sequence[str],
         chosen: Callable[[SamplingParams], Selection],
+        *,
+        knows_keys: bool,
     ) -> None:
         """Reads the file; raises ValueError that names what is wrong in it."""
         self._path = str(path)
         self._declared = {each.name: each for each in declared}
         self._shadow = frozenset(shadow)
         self._chosen = chosen
+        self._knows_keys = knows_keys
         self._reloading: asyncio.Task[None] | None = None
         self.current = self._read()
 
@@ -65,6 +68,11 @@ class Policies:
         others = NO_RULE
         for section in read_policy_file(self._path).rules:
             rule = self._rule(section)
+            if section.keys and not self._knows_keys:
+                raise self._wrong(
+                    section.name,
+                    "keys: clients of this server have none, and the rule would apply to no request; set --api-key",
+                )
             if section.keys is None:
                 others = rule
             by_key |= dict.fromkeys((key.removeprefix(DIGEST) for key in section.keys or ()), rule)

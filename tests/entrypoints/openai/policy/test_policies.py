@@ -32,10 +32,10 @@ def chosen(params: SamplingParams) -> Selection:
         raise InvalidRequestError(error.path, error.reason) from None
 
 
-def read(tmp_path: Path, content: Any) -> Policies:
+def read(tmp_path: Path, content: Any, *, knows_keys: bool = True) -> Policies:
     path = tmp_path / "policy.yaml"
     path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
-    return Policies(path, DECLARED, ("late",), chosen)
+    return Policies(path, DECLARED, ("late",), chosen, knows_keys=knows_keys)
 
 
 def rule(**fields: Any) -> dict[str, Any]:
@@ -79,7 +79,15 @@ def test_what_is_wrong_is_named_in_one_line(tmp_path: Path, content: Any, named:
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"policy: .*nowhere\.yaml: .*No such file"):
-        Policies(tmp_path / "nowhere.yaml", DECLARED, (), chosen)
+        Policies(tmp_path / "nowhere.yaml", DECLARED, (), chosen, knows_keys=True)
+
+
+def test_a_rule_for_keys_needs_keys(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"policy: .*policy\.yaml: one: keys: clients of this server have none.*--api-key"
+    ):
+        read(tmp_path, rule(keys=[DIGEST]), knows_keys=False)
+    assert read(tmp_path, rule(max_tokens=3), knows_keys=False).current.others.imposed.max_tokens == 3
 
 
 def test_allow_withholds_the_others_except_mandatory_ones(tmp_path: Path) -> None:
@@ -115,7 +123,7 @@ def test_the_documents_example_is_valid(tmp_path: Path) -> None:
     validator = RequestArgsValidator(declared, 512, lambda phrase: list(phrase.encode()))
     path = tmp_path / "policy.yaml"
     path.write_text(example)
-    policies = Policies(path, declared, (), validator.validate)
+    policies = Policies(path, declared, (), validator.validate, knows_keys=True)
     (variant,) = policies.current.by_key[DIGEST_OF_DOCUMENT].variants
     assert set(variant.imposed.forced) == {"SequenceBiasLogitsProcessor"}
     assert policies.current.others.secret == {*names} - {"LogitBiasLogitsProcessor"}

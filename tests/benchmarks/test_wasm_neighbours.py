@@ -10,6 +10,8 @@ from benchmarks.wasm_neighbours import FUZZED, PLAIN, START, STEP, arguments, me
 def test_every_kind_is_measured(tmp_path: Path) -> None:
     model = write_tiny_checkpoint(tmp_path, context=2048)
     args = arguments(["--smoke", "--model", str(model), "--quantization", "w8a8"])
-    ratios = measure(args)
-    assert list(ratios) == [PLAIN, STEP, START, FUZZED]
-    assert all(len(found) == 1 and found[0] > 0 for found in ratios.values())
+    turns = measure(args)
+    assert list(turns) == [PLAIN, STEP, START, FUZZED]
+    assert all(turn.mean > 0 for (turn,) in turns.values())
+    assert turns[PLAIN][0].share == 0
+    assert turns[STEP][0].share > 0

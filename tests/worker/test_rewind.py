@@ -270,7 +270,7 @@ def test_a_wrong_rewind_ends_its_request_alone(
 def test_the_number_of_rewinds_is_limited(
     engine: EngineCore, plain: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Each rewind and the steps behind it cost time, of which the limit itself asks for seconds.
+    # Each rewind and the steps after it cost time: as many as the limit allows take seconds.
     monkeypatch.setattr(recorded_actions, "MAX_REWINDS", 50)
     test_a_wrong_rewind_ends_its_request_alone(engine, plain, {"at": 6, "count": 2}, "had 50 rewinds")
 

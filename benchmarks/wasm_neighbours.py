@@ -130,7 +130,7 @@ class Crowd:
 
 
 def selections(folder: Path, kind: str, contents: Sequence[bytes]) -> Callable[[], Selection]:
-    """Returns a function that chooses the next module, each under a name of its own."""
+    """Returns a function that chooses the next module, each under a separate name."""
     names = []
     for number, content in enumerate(contents):
         path = folder / f"{kind.replace(' ', '_')}{number}.wasm"

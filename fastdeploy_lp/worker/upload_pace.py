@@ -44,7 +44,7 @@ class UploadPace:
         self._names.pop(slot, None)
 
     def begin(self, generating: Iterable[int]) -> None:
-        """Begins a step: these slots have one token left to compute, and take turns as far as there is time."""
+        """Begins a step: these slots have one token left to compute, and take turns while there is time."""
         ready: set[int] = set()
         beside_others = False
         for slot in generating:
@@ -64,7 +64,7 @@ class UploadPace:
         return self._left is not None and self._left < 0 and slot in self._names and slot not in self._turns
 
     def take_turn(self, slot: int) -> None:
-        """Gives the slot a turn in this step; does nothing for a slot without uploaded processors."""
+        """Adds a turn of the slot to this step; does nothing for a slot without uploaded processors."""
         names = self._names.get(slot)
         if names is None:
             return
@@ -78,8 +78,10 @@ class UploadPace:
         if not self._turns and not self._names:
             return
         spent = self._count(stats)
-        earned = self._share * max(seconds - spent, 0.0)
-        self._saved = min(self._saved + earned - spent, earned)
+        # Turns of a step without other sequences are free: they hold up nobody.
+        if self._left is not None:
+            earned = self._share * max(seconds - spent, 0.0)
+            self._saved = min(self._saved + earned - spent, earned)
         for slot in self._turns:
             if slot in self._names:
                 self._names[slot] = self._names.pop(slot)

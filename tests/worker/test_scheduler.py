@@ -84,7 +84,7 @@ def waiting(name: str, length: int = 1, **params: Any) -> Sequence:
 
 
 def names(chunks: list[ScheduledChunk]) -> list[str]:
-    return [chunk.sequence.request_id for chunk in chunks]
+    return [name for name, _, _ in told(chunks)]
 
 
 def told(chunks: list[ScheduledChunk]) -> list[tuple[str, int, int]]:
@@ -137,49 +137,41 @@ UPLOAD = Selection(named={"mine": {}}, order=("mine",), brought={"mine": "mine=/
 
 
 def spend(queue: Queue) -> None:
-    """Has the last step's turn of an upload take as long as many steps."""
-    mine = ProcessorStats("mine", seconds=1.0)
-    queue.uploads.took(1.01, {"mine": mine})
+    """Has an upload's turn beside another sequence take as long as many steps."""
+    (pace := queue.uploads).enter(sequence([1], slot=SLOTS, selection=UPLOAD))
+    pace.begin([SLOTS, SLOTS + 1])
+    pace.took(1.01, {"mine": ProcessorStats("mine", seconds=1.0)})
+    pace.leave(SLOTS)
 
 
 def test_a_sequence_whose_upload_has_taken_long_has_no_row_beside_others() -> None:
     queue = Queue()
-    slow, quick = waiting("slow", 1, max_tokens=9, selection=UPLOAD), waiting("quick", 6, max_tokens=3)
-    queue.add(slow)
+    queue.add(waiting("slow", 1, max_tokens=9, selection=UPLOAD))
     queue.step()
     spend(queue)
-    queue.add(quick)
+    queue.add(waiting("quick", 6, max_tokens=3))
     # The prompt of the other does not generate yet.
-    assert names(queue.step()) == ["slow", "quick"]
-    assert names(queue.step()) == ["quick"]
-    assert names(queue.step()) == ["quick"]
-    assert names(queue.step()) == ["slow"]
+    assert [names(queue.step()) for _ in range(4)] == [["slow", "quick"], ["quick"], ["quick"], ["slow"]]
 
 
 def test_the_prompt_of_such_a_sequence_is_computed_up_to_its_last_token() -> None:
-    queue = Queue()
+    queue, slow = Queue(), waiting("slow", 6, max_tokens=1, selection=UPLOAD)
     queue.add(waiting("quick", 1, max_tokens=30))
-    queue.add(waiting("first", 1, max_tokens=1, selection=UPLOAD))
     queue.step()
     spend(queue)
-    slow = waiting("slow", 6, max_tokens=1, selection=UPLOAD)
     queue.add(slow)
-    for _ in range(3):
-        queue.step()
-        assert slow.num_computed == slow.num_tokens - 1
+    assert [names(queue.step()) for _ in range(3)] == [["quick", "slow"], ["quick"], ["quick"]]
+    assert slow.num_computed == slow.num_tokens - 1
 
 
 def test_a_held_sequence_goes_on_if_all_others_are_preempted() -> None:
     queue = Queue(num_blocks=5)
-    slow, quick = waiting("slow", 7, max_tokens=20, selection=UPLOAD), waiting("quick", 8, max_tokens=20)
-    queue.add(slow)
-    queue.add(quick)
+    queue.add(waiting("slow", 7, max_tokens=20, selection=UPLOAD))
+    queue.add(waiting("quick", 8, max_tokens=20))
     queue.step()
     spend(queue)
-    ran = []
-    while not queue.num_preemptions:
-        ran.append(names(queue.step()))
-    assert ran == [*[["quick"]] * 4, ["slow"]]
+    assert [names(queue.step()) for _ in range(5)] == [*[["quick"]] * 4, ["slow"]]
+    assert queue.num_preemptions == 1
 
 
 def test_the_prompt_of_a_held_sequence_is_computed_up_to_its_last_token() -> None:

@@ -66,6 +66,15 @@ def test_without_others_all_have_a_turn_in_every_step() -> None:
     assert [steps.step()[0] for _ in range(3)] == [[0, 1, 2, 3]] * 3
 
 
+def test_turns_without_others_are_free() -> None:
+    steps = Steps(beside_others=False)
+    steps.enter(0, STEP)
+    for _ in range(100):
+        steps.step()
+    steps.beside_others = True
+    assert sum(len(steps.step()[0]) for _ in range(50)) == 3
+
+
 def test_a_sequence_without_uploads_is_never_held() -> None:
     steps = Steps()
     steps.enter(0, 1.0)

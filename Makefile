@@ -62,7 +62,7 @@ test: $(VENV)/dev.done $(VENV)/zoo.done ## run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-long: $(VENV)/dev.done $(VENV)/zoo.done ## run the tests that take many minutes
-	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m long -o faulthandler_timeout=0 $(PYTEST_ARGS)
 
 # Clients that are no part of our own environment: they ask for versions of their own.
 $(VENV)/clients.done: tests/clients/requirements.txt | $(VENV)/dev.done

@@ -156,8 +156,6 @@ class Turn:
 
 def measure(args: argparse.Namespace) -> dict[str, list[Turn]]:
     """Returns each kind's turns, one a round."""
-    # Of each request that fails.
-    logging.disable()
     turns: dict[str, list[Turn]] = {}
     with tempfile.TemporaryDirectory() as folder:
         kinds = {
@@ -198,6 +196,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 def main(given: Sequence[str] | None = None) -> int:
     """Measures, reports and judges."""
     args = arguments(given)
+    # Of each request that fails.
+    logging.disable()
     turns = measure(args)
     failed = False
     for kind, found in turns.items():

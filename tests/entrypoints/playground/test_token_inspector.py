@@ -35,6 +35,7 @@ def trace_of_the_last_request(page: Page, served: ServerProcess) -> list[dict[st
     return found
 
 
+@pytest.mark.browser
 def test_bars_show_what_the_trace_says(opened: Page, served: ServerProcess) -> None:
     trace = trace_of_the_last_request(opened, served)
     assert len(opened.all(CHIP)) == len(trace)
@@ -120,7 +121,6 @@ def test_a_token_is_banned_with_one_press_and_gone_in_the_next_answer(page: Page
     assert label.split(", moved")[0] != token.split(", moved")[0]
 
 
-@pytest.mark.browser
 @pytest.mark.parametrize("traced", [True, False])
 def test_markup_in_an_answer_is_text(page: Page, traced: bool) -> None:
     markup = '<img src=x onerror="window.hit=1"><b>bold</b>'

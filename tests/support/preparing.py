@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -47,6 +48,8 @@ class LooksUp(LogitsProcessor):
             return "x" * 200_000
         if how == "unsendable":
             return object()
+        if how == "modules":
+            return sorted(name for name in sys.modules if name.startswith("support."))
         return {"token": 300 + len(request.args.get("word", "a")), "tokens": len(request.prompt_token_ids)}
 
     def __init__(self, fd_config: FDConfig) -> None:

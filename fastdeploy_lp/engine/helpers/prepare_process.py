@@ -16,10 +16,11 @@ from typing import IO, Any
 import msgspec
 
 from fastdeploy_lp.engine.helpers.frames import read_frame, write_frame
-from fastdeploy_lp.engine.helpers.trial_process import UNSENDABLE, Ready, TrialStart, loaded_processors
-from fastdeploy_lp.logits_processor import DeclaredProcessor, PrepareRequest, RequestArgsError
+from fastdeploy_lp.engine.helpers.trial_process import UNSENDABLE, Ready, TrialStart, processor_objects
+from fastdeploy_lp.logits_processor import PrepareRequest, RequestArgsError
 from fastdeploy_lp.logits_processor.arguments.values import require_sendable
 from fastdeploy_lp.logits_processor.errors import contained, described
+from fastdeploy_lp.logits_processor.registry import load_processor
 from fastdeploy_lp.platforms import shared_memory
 
 BLOCKED_SECONDS = 1.0
@@ -101,7 +102,10 @@ class PrepareProcess:
     def __init__(self, start: TrialStart, replies: IO[bytes]) -> None:
         self._replies = replies
         self._lock = threading.Lock()
-        self._declared: dict[str, DeclaredProcessor] = {each.name: each for each in loaded_processors(start)}
+        objects = processor_objects(start)
+        # One by one, not as a chain, which would include others' entry points.
+        processors = [load_processor(spec, objects.get(spec)) for spec in start.specs]
+        self._found = {each.name: each.found for each in processors}
         # The call that runs now, and since when.
         self._running: list[tuple[int, float]] = []
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -139,7 +143,7 @@ class PrepareProcess:
             self._reply(Prepared(call.number, error=described(contained(error))))
 
     async def _value(self, call: PrepareCall) -> bytes:
-        value = await self._declared[call.processor].found.prepare(call.request)
+        value = await self._found[call.processor].prepare(call.request)
         try:
             require_sendable(value, "the value")
             content = msgspec.msgpack.encode(value)

@@ -6,12 +6,13 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
+from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.errors import QueueFullError
 from fastdeploy_lp.engine.helpers.frame_process import FrameProcess
 from fastdeploy_lp.engine.helpers.prepare_process import (
@@ -23,8 +24,9 @@ from fastdeploy_lp.engine.helpers.prepare_process import (
     Prepared,
     PrepareReply,
 )
-from fastdeploy_lp.engine.helpers.trial_process import Ready, TrialStart
-from fastdeploy_lp.logits_processor import PrepareRequest
+from fastdeploy_lp.engine.helpers.trial_process import Ready
+from fastdeploy_lp.engine.helpers.trials import start_of
+from fastdeploy_lp.logits_processor import DeclaredProcessor, PrepareRequest
 
 MODULE = "fastdeploy_lp.engine.helpers.prepare_process"
 # Covers the processors' imports, such as torch on a busy machine.
@@ -124,12 +126,13 @@ class _Calls:
 class Preparer:
     """Runs calls of `prepare`; used from one event loop.
 
-    start: returns the chain for the process. most: limit of calls in flight. A call that blocks its process's event
-    loop fails; the other calls run again in a new process.
+    declared: the chain, of which the process loads the processors with a `prepare`. most: limit of calls in flight.
+    A call that blocks its process's event loop fails; the other calls run again in a new process.
     """
 
-    def __init__(self, start: Callable[[], TrialStart], most: int) -> None:
-        self._start = start
+    def __init__(self, fd_config: FDConfig, declared: Sequence[DeclaredProcessor], most: int) -> None:
+        self._fd_config = fd_config
+        self._declared = [each for each in declared if each.late_value is not None]
         self._most = most
         self._numbers = itertools.count()
         self._num_calls = 0
@@ -213,7 +216,7 @@ class Preparer:
     async def _started(self) -> _Calls:
         process = await FrameProcess.start(MODULE, niceness=NICENESS)
         try:
-            await process.send(msgspec.msgpack.encode(self._start()))
+            await process.send(msgspec.msgpack.encode(start_of(self._fd_config, self._declared)))
             content = await asyncio.wait_for(process.receive(), START_SECONDS)
             if isinstance(msgspec.msgpack.decode(content, type=PrepareReply), Ready):
                 return _Calls(process)

@@ -125,20 +125,20 @@ def main() -> None:
         process.run(msgspec.msgpack.decode(frames.get(), type=Trial))
 
 
-def loaded_processors(start: TrialStart) -> list[DeclaredProcessor]:
-    """Returns the processors of a chain, in a process that serves no model."""
+def processor_objects(start: TrialStart) -> dict[str, object]:
+    """Returns the processors given as objects by SPEC, in a process that serves no model; its processors can load."""
     policy = start.fd_config.structured_outputs_config
     if policy.vllm_compat:
         vllm_compat.install()
     if policy.fastdeploy_compat:
         fastdeploy_compat.install()
     load_general_plugins()
-    objects = {spec: cloudpickle.loads(data) for spec, data in start.pickled_processors.items()}
-    return load_processors(start.specs, objects, mandatory=start.mandatory, vllm_entry_points=policy.vllm_compat)
+    return {spec: cloudpickle.loads(data) for spec, data in start.pickled_processors.items()}
 
 
 def _validator(start: TrialStart) -> RequestArgsValidator:
-    declared = loaded_processors(start)
+    objects, with_vllm = processor_objects(start), start.fd_config.structured_outputs_config.vllm_compat
+    declared = load_processors(start.specs, objects, mandatory=start.mandatory, vllm_entry_points=with_vllm)
     for processor in declared:
         processor.dialect.ready_validation()
     return args_validator(start.fd_config, declared, served_tokenizer(start.fd_config))

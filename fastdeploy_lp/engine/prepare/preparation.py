@@ -16,7 +16,7 @@ from fastdeploy_lp.engine.helpers.grammar_checker import GrammarChecker, Grammar
 from fastdeploy_lp.engine.helpers.host_threads import HostThreads, Run, run_here
 from fastdeploy_lp.engine.helpers.preparer import Preparer
 from fastdeploy_lp.engine.helpers.template_sandbox import TemplateSandbox
-from fastdeploy_lp.engine.helpers.trials import Trials, UnsendableError, start_of
+from fastdeploy_lp.engine.helpers.trials import Trials, UnsendableError
 from fastdeploy_lp.engine.helpers.turns import MAX_WAITING
 from fastdeploy_lp.engine.message_parser import MessageParsers
 from fastdeploy_lp.engine.prepare.input_processor import InputProcessor, Prompt, Settled
@@ -53,7 +53,7 @@ class RequestPreparation:
         most = min(waiting, MAX_WAITING)
         self._grammars = GrammarChecker(GrammarProcesses(config, guided, most), guided)
         self._trials = Trials(fd_config, declared, chain.code_timeout, most)
-        self._late_values = LateValues(declared, Preparer(partial(start_of, fd_config, declared), waiting))
+        self._late_values = LateValues(declared, Preparer(fd_config, declared, waiting))
         self.request_templates = TemplateSandbox(self.tokenizer.special_tokens, waiting)
         self.host = HostThreads(waiting)
 

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from support.tiny import tiny_fd_config
 from fastdeploy_lp.engine.errors import ProcessorUnavailableError, QueueFullError, RequestFailedError
 from fastdeploy_lp.engine.helpers import preparer
 from fastdeploy_lp.engine.helpers.preparer import MAX_BLOCKED, Preparer
-from fastdeploy_lp.engine.helpers.trials import start_of
 from fastdeploy_lp.engine.prepare.input_processor import Prompt
 from fastdeploy_lp.engine.prepare.late_values import LateValues
 from fastdeploy_lp.logits_processor import LogitsProcessor, LogitsProcessorSpecError, Selection, load_processors
@@ -25,11 +23,11 @@ PROMPT = Prompt([1, 2, 3], "the prompt")
 
 
 @asynccontextmanager
-async def late_values(most: int = 64, **options: Any) -> AsyncIterator[LateValues]:
+async def late_values(*specs: str, most: int = 64, **options: Any) -> AsyncIterator[LateValues]:
     config = tiny_fd_config()
     config = replace(config, model_config=replace(config.model_config, skip_tokenizer_init=True))
-    declared = load_processors(SPECS, **options)
-    made = LateValues(declared, Preparer(partial(start_of, config, declared), most))
+    declared = load_processors([*specs, *SPECS], **options)
+    made = LateValues(declared, Preparer(config, declared, most))
     made.start()
     try:
         yield made
@@ -103,6 +101,17 @@ def test_each_way_of_a_call_has_its_own_end(shared: LateValues, runner: asyncio.
         assert ends["of none"].prepared == {}
 
     runner.run(scenario())
+
+
+def test_the_process_loads_the_processors_with_a_prepare_alone() -> None:
+    """Others may import torch, which takes seconds."""
+
+    async def scenario() -> None:
+        async with late_values("support.processors:Doubles") as values:
+            modules = found(await values.add(asks("LooksUp", how="modules"), PROMPT), "LooksUp")
+            assert modules == ["support.preparing"]
+
+    run(scenario)
 
 
 def test_a_processor_that_blocks_the_event_loop_fails_alone_and_in_the_end_is_called_no_more(

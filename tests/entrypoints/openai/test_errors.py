@@ -282,8 +282,9 @@ def test_mutated_body_is_never_a_fault_of_the_server(strict_server: ServerProces
         check_error(answer, answer.status_code)
 
 
-def test_after_all_of_them_the_server_answers_as_before(
-    strict_server: ServerProcess, golden_cases: list[dict[str, Any]]
+def test_after_all_of_them_the_server_answers_as_another_of_its_model(
+    strict_server: ServerProcess, light_server: ServerProcess
 ) -> None:
-    answer = post(strict_server, {"messages": golden_cases[1]["messages"], **GREEDY})
-    assert answer.json()["choices"][0]["message"]["content"] == golden_cases[1]["output_text"]
+    body = {"messages": [{"role": "user", "content": "Write a poem."}], **GREEDY}
+    answer, other = (post(each, body).json()["choices"][0]["message"] for each in (strict_server, light_server))
+    assert answer["content"] == other["content"] != ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -127,22 +128,24 @@ class UnprintableError(Exception):
         raise KeyboardInterrupt
 
 
-def raising(error: BaseException) -> Callable[[Any], Any]:
+def raising(error: Callable[[], BaseException]) -> Callable[[Any], Any]:
+    """A new error each time: its traceback keeps the engine."""
+
     def strike(_: Any) -> Any:
-        raise error
+        raise error()
 
     return strike
 
 
 ERRORS = [
-    asyncio.CancelledError(),
-    KeyboardInterrupt(),
-    SystemExit(3),
-    GeneratorExit(),
-    Panic("called `Option::unwrap()` on a `None` value"),
-    UnprintableError(),
-    ValueError("half a surrogate pair \ud800"),
-    ValueError("x" * 10_000_000),
+    partial(asyncio.CancelledError),
+    partial(KeyboardInterrupt),
+    partial(SystemExit, 3),
+    partial(GeneratorExit),
+    partial(Panic, "called `Option::unwrap()` on a `None` value"),
+    partial(UnprintableError),
+    partial(ValueError, "half a surrogate pair \ud800"),
+    partial(ValueError, "x" * 10_000_000),
 ]
 
 
@@ -154,10 +157,10 @@ def dialect(request: pytest.FixtureRequest) -> Iterator[tuple[str, Any]]:
         yield request.param, found[request.param] if request.param in found else torch_vllm_classes()[request.param]
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.func.__name__)
 @pytest.mark.usefixtures("as_in_a_worker")
 def test_a_processor_may_raise_anything(
-    dialect: tuple[str, Any], error: BaseException, monkeypatch: pytest.MonkeyPatch
+    dialect: tuple[str, Any], error: partial[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, found = dialect
     engine = engine_with(found)
@@ -176,7 +179,7 @@ def test_the_interrupt_of_a_user_goes_on(monkeypatch: pytest.MonkeyPatch) -> Non
     """Where SIGINT is not ignored, as in the author kit, a processor's call is no place to lose it."""
     engine = engine_with(faulty.Native)
     user = request("user", [1, 2], max_tokens=4, selection=naming(Native={"fail": True}))
-    monkeypatch.setattr(Fault, "strike", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(Fault, "strike", raising(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         run(engine, user)
 

@@ -98,16 +98,21 @@ class Crowd:
         return sum(stats.seconds for stats in self._engine.runner.chain.stats.values())
 
     def run(self, seconds: float, selection: Callable[[], Selection], max_tokens: int) -> list[float]:
-        """Returns the seconds between steps in which the neighbours get their tokens."""
+        """Returns the seconds between steps in which the neighbours get their tokens.
+
+        Runs until one of the others has had a step, too, unless their start is all they do: it has a low priority.
+        """
         times: list[float] = []
         end = time.perf_counter() + seconds
         last = None
-        while (now := time.perf_counter()) < end or len(times) < 2:
+        others_ran = max_tokens == 1
+        while time.perf_counter() < end or len(times) < 2 or not others_ran:
             while len(self._others) < OTHERS:
                 self._others.add(self._add(selection(), max_tokens))
             while len(self._neighbours) < NEIGHBOURS:
                 self._neighbours.add(self._add(Selection(), 1900))
             steps = self._engine.step().steps
+            others_ran = others_ran or any(step.request_id in self._others for step in steps)
             ended = {step.request_id for step in steps if step.finish_reason or step.error}
             if ended & self._neighbours:
                 last = None

@@ -114,10 +114,13 @@ def unknown_option(bench: Bench) -> str:
 
 
 def answer(status: int, **fields: Any) -> Callable[[Bench], str]:
-    """The message of a refused chat."""
+    """The message of a refused chat, asked again while the server has no time for it."""
 
     def refused(bench: Bench) -> str:
-        return error_of(post(bench.server, {"messages": HELLO, "max_tokens": 4, **fields}), status)
+        response = None
+        while response is None or (response.status_code == 429 != status):
+            response = post(bench.server, {"messages": HELLO, "max_tokens": 4, **fields})
+        return error_of(response, status)
 
     return refused
 

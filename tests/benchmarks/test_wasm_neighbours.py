@@ -9,7 +9,7 @@ from benchmarks.wasm_neighbours import FUZZED, PLAIN, START, STEP, arguments, me
 
 def test_every_kind_is_measured(tmp_path: Path) -> None:
     model = write_tiny_checkpoint(tmp_path, context=2048)
-    # By default, a turn of the processors is earned in more time than a smoke run measures.
+    # By default, a tiny model earns a turn of the processors in seconds.
     args = arguments(["--smoke", "--share", "1", "--model", str(model), "--quantization", "w8a8"])
     turns = measure(args)
     assert list(turns) == [PLAIN, STEP, START, FUZZED]

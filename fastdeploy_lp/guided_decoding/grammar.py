@@ -134,6 +134,8 @@ def grammar_of(params: GuidedDecodingParams, *, whitespace: str = "bounded") -> 
         return Grammar(_text_of(params, field, params.json_whitespace(whitespace)), field)
     except RecursionError:
         raise ValueError(f"{field}: is nested too deeply") from None
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{field}: no valid Unicode: {error.reason}") from None
 
 
 def with_whitespace(schema: Mapping[str, Any], whitespace: Whitespace) -> dict[str, Any]:

@@ -98,6 +98,8 @@ def test_a_schema_may_say_itself_what_whitespace_there_is(grammars: TinyGrammars
     ("form", "message"),
     [
         ({"json": "{"}, "guided_decoding.json: is no valid JSON"),
+        ({"regex": "[a-z]+\ud800"}, "guided_decoding.regex: no valid Unicode"),
+        ({"grammar": 'start: "\ud800"'}, "guided_decoding.grammar: no valid Unicode"),
         ({"json": "[]"}, "guided_decoding.json: must be a JSON object, not list"),
         ({"structural_tag": "5"}, "guided_decoding.structural_tag: must be a JSON object"),
         ({"structural_tag": {}}, "guided_decoding.structural_tag: must have triggers, structures and nothing else"),
@@ -115,7 +117,7 @@ def test_a_schema_may_say_itself_what_whitespace_there_is(grammars: TinyGrammars
             "structural_tag.structures.0.schema: must be a JSON object, not list",
         ),
     ],
-    ids=str,
+    ids=ascii,
 )
 def test_what_can_not_be_read_is_named(form: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -29,6 +29,7 @@ WEATHER = {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     "strict": False,
 }
+HALF = "\ud800"
 TEXTS = {
     "text": "It is sunny. 🌞",
     "nothing": "",
@@ -341,6 +342,37 @@ def test_a_mistake_is_named(fields: dict[str, Any], param: str, reason: str, scr
     with pytest.raises(openai.BadRequestError, match=reason) as caught:
         create(scripted, "Yes.", **fields)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (
+            {
+                "input": [
+                    {"role": "user", "content": HALF},
+                    {"type": "function_call_output", "call_id": "c", "output": "1"},
+                ]
+            },
+            "input",
+        ),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": HALF}]}, "input"),
+        ({"metadata": {"a": HALF}}, "metadata"),
+        ({"user": HALF}, "user"),
+        ({"instructions": HALF}, "instructions"),
+    ],
+    ids=ascii,
+)
+def test_half_a_surrogate_pair_is_refused(
+    fields: dict[str, Any], param: str, stream: bool, scripted_server: ServerProcess
+) -> None:
+    body = {"input": "Go", "max_output_tokens": 2, "stream": stream, **fields}
+    headers = {"Content-Type": "application/json"}
+    answer = httpx.post(f"{scripted_server.url}/v1/responses", content=json.dumps(body), headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == f"{param}: no valid Unicode: surrogates not allowed"
+    assert answer.json()["error"]["param"] == param
 
 
 @pytest.mark.parametrize("query", [{"limit": 0}, {"limit": 101}, {"order": "random"}, {"after": "nothing"}])

@@ -12,6 +12,7 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from fastapi import Response as HTTPResponse
 from fastapi.routing import APIRoute
+from pydantic_core import PydanticSerializationError
 
 from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.engine.client.generation import Generation
@@ -219,7 +220,21 @@ def _not_found(response_id: str, param: str) -> NotFoundError:
 
 
 def _prepared(request: ResponsesRequest, before: list[InputItem]) -> tuple[ChatCompletionRequest, bytes]:
+    _require_unicode(request)
     return chat_of(request, before), as_stored([*before, *items_of(request.input)])
+
+
+def _require_unicode(request: ResponsesRequest) -> None:
+    """Raises InvalidRequestError for a field with half a surrogate pair: answers repeat the fields."""
+    try:
+        request.model_dump_json()
+    except PydanticSerializationError:
+        for name in type(request).model_fields:
+            try:
+                request.model_dump_json(include={name})
+            except PydanticSerializationError:
+                raise InvalidRequestError(name, "no valid Unicode: surrogates not allowed") from None
+        raise
 
 
 def _conversation(stored: StoredResponse) -> list[InputItem]:

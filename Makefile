@@ -59,7 +59,7 @@ serve: $(VENV)/serve.done ## serve the default model with LogitBiasLogitsProcess
 # ignores silently (pytest-xdist #1386): each file's servers then start in both processes. In the order of the files:
 # in xdist's, by the number of tests, those whose one test takes a minute come last, beside an idle core.
 test: $(VENV)/dev.done $(VENV)/zoo.done ## run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(PYTEST_ARGS)
 
 test-long: $(VENV)/dev.done $(VENV)/zoo.done ## run the tests that take many minutes
 	$(BIN)/python -m pytest -m long -o faulthandler_timeout=0 $(PYTEST_ARGS)

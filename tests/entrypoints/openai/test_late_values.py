@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.chat import chunks, opened_stream
 from support.server import ServerProcess
 
 from fastdeploy_lp import LLM, SamplingParams
@@ -33,10 +34,9 @@ def test_the_value_reaches_the_processor_of_every_completion(server: ServerProce
     sent = body("LooksUp", word="word", seconds=0.05) | {"n": 2}
     answered = httpx.post(f"{server.url}/v1/chat/completions", json=sent).json()
     assert [choice["token_ids"] for choice in answered["choices"]] == [[304] * 4] * 2
-    sent["stream"] = True
-    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=sent) as stream:
-        text = "".join(stream.iter_lines())
-    assert text.count("304") == 8
+    with opened_stream(server, sent) as payloads:
+        streamed = [choice for part in chunks(payloads) for choice in part["choices"]]
+    assert [token for choice in streamed for token in choice.get("token_ids") or []] == [304] * 8
 
 
 def test_each_prompt_has_its_own_value(server: ServerProcess) -> None:

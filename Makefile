@@ -58,6 +58,7 @@ serve: $(VENV)/serve.done ## serve the default model with LogitBiasLogitsProcess
 # Two files at a time: a test that waits for a server leaves its core to another. Not by xdist's groups, which pytest 9.2
 # ignores silently (pytest-xdist #1386): each file's servers then start in both processes. In the order of the files:
 # in xdist's, by the number of tests, those whose one test takes a minute come last, beside an idle core.
+# A process that a hanging test has ended is not replaced: another one would run the same test again.
 test: $(VENV)/dev.done $(VENV)/zoo.done ## run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(PYTEST_ARGS)
 

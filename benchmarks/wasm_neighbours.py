@@ -201,7 +201,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 def main(given: Sequence[str] | None = None) -> int:
     """Measures, reports and judges."""
     args = arguments(given)
-    # Of each request that fails.
+    # Every request that fails is logged with a traceback.
     logging.disable()
     turns = measure(args)
     failed = False

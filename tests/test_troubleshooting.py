@@ -117,9 +117,9 @@ def answer(status: int, **fields: Any) -> Callable[[Bench], str]:
     """The message of a refused chat, asked again while the server has no time for it."""
 
     def refused(bench: Bench) -> str:
-        response = None
-        while response is None or (response.status_code == 429 != status):
-            response = post(bench.server, {"messages": HELLO, "max_tokens": 4, **fields})
+        body = {"messages": HELLO, "max_tokens": 4, **fields}
+        while (response := post(bench.server, body)).status_code == 429 != status:
+            continue
         return error_of(response, status)
 
     return refused

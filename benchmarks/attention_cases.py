@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -171,3 +172,30 @@ def passes(device: ReadableDevice, element: str, head_dim: int, groups: Sequence
         for sequence, start, _ in chunks:
             crowd.fill(sequence, start)
         yield crowd.is_right(chunks)
+
+
+# Cuts of a prompt within and at the edges of tiles of keys, blocks and splits.
+CUTS = ((), (1,), (16, 17), (SPLIT_KEYS - 1,), (SPLIT_KEYS,), (SPLIT_KEYS + 1, SPLIT_KEYS + 2, 600), (7, 40, 261, 699))
+
+
+def same_bits_any_way(device: ReadableDevice, element: str, head_dim: int, groups: Sequence[int]) -> Iterator[bool]:
+    """Computes tokens in several ways; yields for each whether it has the bits of one pass over the whole prompt."""
+    for group in groups:
+        shape, length = HeadShape(2 * group, 2, head_dim), 700
+        crowd = Crowd(device, shape, element, 64, [length, 1, 31, 300], seed=group)
+        # The kernels write the cache as well: its rotation in float64 would round to other bits.
+        alone = [crowd.run([(sequence, 0, end)])[0] for sequence, end in enumerate(crowd.lengths)]
+        for cuts in CUTS:
+            yield bool((np.concatenate(_parts(crowd, cuts)) == alone[0]).all())
+        chunks = [(sequence, end - 1, end) for sequence, end in enumerate(crowd.lengths)]
+        yield all((found == whole[-1:]).all() for found, whole in zip(crowd.run(chunks, absent=3), alone, strict=True))
+        drafted, plan = (0, length - 5, length), TilePlan.of([length - 5], [5], shape)
+        yield bool((crowd.run([drafted])[0] == alone[0][-5:]).all())
+        yield bool((crowd.run([drafted], replace(plan, split_tiles=0, split_rows=0))[0] == alone[0][-5:]).all())
+
+
+def _parts(crowd: Crowd, cuts: Sequence[int]) -> list[NDArray[Any]]:
+    """The results of a prompt in parts, with a cache of its own."""
+    alone = replace(crowd)
+    bounds = itertools.pairwise([0, *cuts, crowd.lengths[0]])
+    return [alone.run([(0, start, end)])[0] for start, end in bounds]

@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from attention_cases import passes
+from attention_cases import passes, same_bits_any_way
 from attention_times import attention_times
 from kernel_cases import Case, cases
 from kernel_device import DriverDevice
+from kernel_graphs import recorded_passes
 from kernel_sides import OPERATIONS, CompiledSide, KernelSide, ReadableDevice, Side, same_bits
-from kernel_times import times
+from kernel_times import times, torch_with_cuda
 from numpy.typing import NDArray
 
 from fastdeploy_lp.model_executor.ops.cuda.driver import CudaError
@@ -39,6 +40,9 @@ PROGRESS_SECONDS = 20.0
 # Query heads of a KV head; of element types and sizes of heads, a few where the kernels run on the CPU.
 GROUPS = (1, 2, 3, 4, 6, 7, 8, 16)
 SHIM_VARIANTS = (("bfloat16", 64),)
+# Groups whose bits are compared in every way to compute a token.
+BITS_GROUPS = (1, 4, 7)
+PARTS = ("rows", "attention", "bits", "graphs", "times")
 
 
 def differences(mine: Side, theirs: Side, given: Iterable[Case]) -> Counter[str]:
@@ -95,6 +99,30 @@ def attend(device_of: Callable[[KernelSources], ReadableDevice], variants: Seque
     return True
 
 
+def attend_any_way(
+    device_of: Callable[[KernelSources], ReadableDevice], variants: Sequence[tuple[str, int]], groups: Sequence[int]
+) -> bool:
+    """Prints a report on the bits of attention; returns True if they never depend on how tokens are computed."""
+    found = [
+        well
+        for variant in variants
+        for well in same_bits_any_way(device_of(KernelSources.attention(variant)), *variant, groups)
+    ]
+    print(f"attention: {found.count(True)} of {len(found)} ways to compute a token have the bits of the whole prompt")
+    return all(found)
+
+
+def replay() -> bool:
+    """Prints a report on recorded passes; returns True if all have the results of the launches that were recorded."""
+    torch = torch_with_cuda()
+    if torch is None:
+        print("CUDA graphs: NOT CHECKED, since torch is not there")
+        return True
+    found = recorded_passes(torch)
+    print(f"CUDA graphs: {found.count(True)} of {len(found)} replays have the bits of the launches")
+    return all(found)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status."""
     parser = argparse.ArgumentParser(description="Check the CUDA kernels on this machine's GPU.")
@@ -106,6 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--threads", type=int, help="of a block; a multiple of 32 (chosen by the rows on a GPU, 32 with --shim)"
     )
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="of the check on a GPU")
     parser.add_argument("--order", default="forward", help="with --shim: forward, backward or shuffled threads")
     args = parser.parse_args(argv)
     if args.shim:
@@ -118,11 +147,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"gpu-check-kernels: no GPU was found here, and nothing was checked: {error}", file=sys.stderr)
         return NO_GPU
     print(f"gpu-check-kernels: on {device.context.device_name} ({device.context.architecture})", flush=True)
-    well = compare(device, args.threads, args)
-    well = attend(DriverDevice, tuple(itertools.product(ELEMENTS, HEAD_DIMS))) and well
-    for line in itertools.chain(times(device), attention_times()):
+    variants = tuple(itertools.product(ELEMENTS, HEAD_DIMS))
+    parts: dict[str, Callable[[], bool]] = {
+        "rows": lambda: compare(device, args.threads, args),
+        "attention": lambda: attend(DriverDevice, variants),
+        "bits": lambda: attend_any_way(DriverDevice, variants, BITS_GROUPS),
+        "graphs": replay,
+        "times": lambda: print_all(itertools.chain(times(device), attention_times())),
+    }
+    outcomes = [parts[name]() for name in args.parts]
+    return 0 if all(outcomes) else 1
+
+
+def print_all(lines: Iterable[str]) -> bool:
+    """Prints lines as they come; returns True."""
+    for line in lines:
         print(line, flush=True)
-    return 0 if well else 1
+    return True
 
 
 def shim_device(order: str, sources: KernelSources | None = None) -> ReadableDevice:

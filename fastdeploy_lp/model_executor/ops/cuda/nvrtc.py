@@ -87,9 +87,12 @@ class Nvrtc:
 def _library() -> ctypes.CDLL:
     """A package's library, else one that the dynamic linker finds, such as a toolkit's."""
     packaged = [path for directory in PACKAGE_DIRECTORIES for path in _packaged(directory)]
-    for name in (*map(str, packaged), *LIBRARIES):
+    for path in (*packaged, *map(Path, LIBRARIES)):
         try:
-            library = ctypes.CDLL(name)
+            # The library loads its builtins by name alone; CUDA 13's package does not find those beside it.
+            for builtins in path.parent.glob("libnvrtc-builtins.so.*") if path in packaged else ():
+                ctypes.CDLL(str(builtins))
+            library = ctypes.CDLL(str(path))
         except OSError:
             continue
         library.nvrtcGetErrorString.restype = ctypes.c_char_p

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import subprocess
+from pathlib import Path
 
 import pytest
 from support.tiny_kernels import TINY
@@ -62,5 +64,31 @@ def test_without_the_compiler_its_package_is_named(monkeypatch: pytest.MonkeyPat
     try:
         with pytest.raises(NvrtcError, match=r"the package nvidia-cuda-nvrtc-cu12, of the extra fastdeploy-lp\[gpu\]"):
             Nvrtc()
+    finally:
+        nvrtc._library.cache_clear()
+
+
+# The compiler's library loads another one by its name when it is first used.
+COMPILER = """
+#include <dlfcn.h>
+const char* nvrtcGetErrorString(int status) { return status ? "no builtins" : "none"; }
+int nvrtcVersion(int* major, int* minor) {
+    *major = 13, *minor = 0;
+    return !dlopen("libnvrtc-builtins.so.13.0", RTLD_NOW);
+}
+"""
+
+
+def test_the_builtins_of_a_package_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "stand_in_of_cuda_13" / "lib"
+    folder.mkdir(parents=True)
+    for name, text in {"libnvrtc.so.13": COMPILER, "libnvrtc-builtins.so.13.0": "int builtins;"}.items():
+        command = ["gcc", "-shared", "-fPIC", f"-Wl,-soname,{name}", "-xc", "-", "-o", str(folder / name), "-ldl"]
+        subprocess.run(command, input=text, text=True, check=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(nvrtc, "PACKAGE_DIRECTORIES", (folder.parent.name,))
+    nvrtc._library.cache_clear()
+    try:
+        assert Nvrtc().version == "13.0"
     finally:
         nvrtc._library.cache_clear()

@@ -15,6 +15,8 @@ from fastdeploy_lp.model_executor.ops.cuda.sources import KernelSources
 
 DEFAULT_STREAM = 0
 REPEATS = 20
+# More than any cache holds, and enough to clear them while the host queues what is timed.
+CLEARED_BYTES = 1 << 30
 
 
 class DriverArray:
@@ -57,13 +59,17 @@ class DriverDevice(LoadedKernels):
             call("cuMemcpyDtoH_v2", to, ctypes.c_uint64(address), ctypes.c_size_t(target.nbytes))
 
     def milliseconds(self, run: Callable[[], None]) -> float:
-        """Returns the device's time for the work that `run` queues: the median of several runs, after a first one."""
+        """Returns the device's time for the work that `run` queues: the median of several runs, after a first one.
+
+        The device's caches are cold.
+        """
         run()
-        times = []
+        times, cleared = [], self.empty(CLEARED_BYTES)
         for _ in range(REPEATS):
-            begin, end = _event(), _event()
+            call("cuMemsetD32Async", ctypes.c_uint64(cleared.address), 0, ctypes.c_size_t(CLEARED_BYTES // 4), None)
+            begin = _event()
             run()
-            call("cuEventRecord", end, None)
+            end = _event()
             call("cuEventSynchronize", end)
             elapsed = ctypes.c_float()
             call("cuEventElapsedTime", ctypes.byref(elapsed), begin, end)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from kernel_cases import WIDE
-from kernel_device import DriverDevice
+from kernel_device import CLEARED_BYTES, REPEATS, DriverDevice
 from numpy.typing import NDArray
 
 from fastdeploy_lp.model_executor.ops.cuda.device import DeviceArray
@@ -27,13 +27,13 @@ class Recorder:
 
     def __init__(self, device: DriverDevice) -> None:
         self._device = device
-        self._launches: list[tuple[Any, ...]] = []
+        self._launches: list[tuple[tuple[Any, ...], int]] = []
         self._held: list[DeviceArray] = []
 
-    def launch(self, *launch: Any) -> None:
+    def launch(self, *launch: Any, shared: int = 0) -> None:
         """See `Device`."""
-        self._launches.append(launch)
-        self._device.launch(*launch)
+        self._launches.append((launch, shared))
+        self._device.launch(*launch, shared=shared)
 
     def upload(self, host: NDArray[Any]) -> DeviceArray:
         """See `Device`."""
@@ -47,8 +47,8 @@ class Recorder:
 
     def repeat(self) -> None:
         """Launches again."""
-        for launch in self._launches:
-            self._device.launch(*launch)
+        for launch, shared in self._launches:
+            self._device.launch(*launch, shared=shared)
 
 
 @dataclass(frozen=True)
@@ -124,15 +124,18 @@ def times(device: DriverDevice) -> Iterator[str]:
 
 
 def in_torch(torch: Any, run: Callable[..., Any], *tensors: Any) -> str:
-    """Returns the milliseconds of a function that takes torch and these tensors."""
+    """Returns the milliseconds of a function that takes torch and these tensors, measured as the kernels are."""
     run(torch, *tensors)
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(10):
+    times, cleared = [], torch.empty(CLEARED_BYTES, dtype=torch.uint8, device="cuda")
+    for _ in range(REPEATS):
+        cleared.zero_()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
         run(torch, *tensors)
-    end.record()
-    end.synchronize()
-    return f"{begin.elapsed_time(end) / 10:9.3f}"
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return f"{float(np.median(times)):9.3f}"
 
 
 def torch_greedy(_torch: Any, logits: Any) -> Any:

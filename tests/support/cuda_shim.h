@@ -57,12 +57,24 @@ struct Index {
 enum class State { kReady, kBarrier, kWarp, kDone };
 enum Order : int { kForward, kBackward, kShuffled };
 
+// 16 bytes that are copied later, or zeros that are written later.
+struct Copy {
+    void* to;
+    const void* from;
+    bool there;
+};
+
 struct Fiber {
     Index thread;
     State state = State::kReady;
     int line = 0;           // of the barrier or shuffle waited at
     uint64_t given = 0;     // to the warp, or to the block
     void* stack = nullptr;  // where it stopped
+    std::vector<Copy> copies, ended_copies;
+};
+
+struct alignas(16) Word {
+    uint64_t halves[2] = {~uint64_t{0}, ~uint64_t{0}};  // NaN in any element type
 };
 
 struct Block {
@@ -70,6 +82,7 @@ struct Block {
     std::vector<Fiber> fibers;
     std::vector<uint64_t> of_warps;  // what each lane gave to the last shuffle of its warp
     bool any = false;                // of what the fibers gave to the last barrier
+    std::vector<Word> memory;        // that the launch asked for, and a word that no kernel may write
     Fiber* current = nullptr;
     void* scheduler = nullptr;
     void (*kernel)(void**) = nullptr;
@@ -131,51 +144,6 @@ inline unsigned ballot(int line, unsigned mask, bool voted) {
     const uint64_t* given = &running()->of_warps[self().thread.x / kWarp * kWarp];
     for (unsigned i = 0; i < kWarp; ++i) votes |= static_cast<unsigned>(given[i] != 0) << i;
     return votes;
-}
-
-// Types of tensor cores' factors.
-struct bf16 {
-    static float value(uint32_t bits) {
-        bits <<= 16;
-        float x;
-        memcpy(&x, &bits, sizeof(x));
-        return x;
-    }
-};
-struct f16 {
-    static float value(uint32_t bits) {
-        const uint16_t stored = static_cast<uint16_t>(bits);
-        _Float16 x;
-        memcpy(&x, &stored, sizeof(x));
-        return x;
-    }
-};
-
-// A lane's part of two matrices: pairs of neighbors in a row of the first one, and in a column of the second one.
-struct Factors {
-    float a[4][2], b[2][2];
-};
-
-// sums [16, 8] += a [16, 16] * b [16, 8], of which each lane has the parts of "mma.m16n8k16" in NVIDIA's PTX ISA.
-template <class Type>
-void multiply(int line, float (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    Factors mine;
-    for (int i = 0; i < 8; ++i) mine.a[i / 2][i % 2] = Type::value(a[i / 2] >> (i % 2 * 16) & 0xffffu);
-    for (int i = 0; i < 4; ++i) mine.b[i / 2][i % 2] = Type::value(b[i / 2] >> (i % 2 * 16) & 0xffffu);
-    wait(State::kWarp, line, reinterpret_cast<uint64_t>(&mine));
-    const uint64_t* lanes = &running()->of_warps[self().thread.x / kWarp * kWarp];
-    for (int i = 0; i < 4; ++i) {
-        const int row = lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
-        double sum = static_cast<double>(sums[i]);
-        for (int k = 0; k < 16; ++k) {
-            const auto* left = reinterpret_cast<const Factors*>(lanes[row % 8 * 4 + k % 8 / 2]);
-            const auto* right = reinterpret_cast<const Factors*>(lanes[column * 4 + k % 8 / 2]);
-            sum += static_cast<double>(left->a[k / 8 * 2 + row / 8][k % 2]) * static_cast<double>(right->b[k / 8][k % 2]);
-        }
-        sums[i] = static_cast<float>(sum);
-    }
-    // Until every lane has read the parts of all.
-    wait(State::kWarp, line, 0);
 }
 
 inline bool barrier(int line, bool given = false) {
@@ -269,7 +237,8 @@ struct Call<kKernel> {
     }
 };
 
-inline std::string launch(void (*kernel)(void**), unsigned grid_x, unsigned grid_y, unsigned threads, void** arguments, Order order) {
+inline std::string launch(void (*kernel)(void**), unsigned grid_x, unsigned grid_y, unsigned threads, unsigned shared, void** arguments,
+                          Order order) {
     if (threads == 0 || threads % kWarp != 0 || threads > 1024) return "a block has whole warps, 32 at most";
     Block block;
     block.block_size = {threads, 1, 1};
@@ -278,10 +247,13 @@ inline std::string launch(void (*kernel)(void**), unsigned grid_x, unsigned grid
     block.of_warps.resize(threads);
     block.kernel = kernel;
     block.arguments = arguments;
+    const Word unwritten;
     for (unsigned y = 0; y < grid_y; ++y) {
         for (unsigned x = 0; x < grid_x && block.error.empty(); ++x) {
             block.block = {x, y, 0};
+            block.memory.assign(shared / sizeof(Word) + 1, Word{});
             run_block(block, order);
+            if (memcmp(&block.memory.back(), &unwritten, sizeof(Word)) != 0) block.error = "memory beyond the launch's was written";
         }
     }
     return block.error;
@@ -308,4 +280,3 @@ inline std::string launch(void (*kernel)(void**), unsigned grid_x, unsigned grid
 #define __ballot_sync(mask, voted) shim::ballot(__LINE__, mask, voted)
 #define __ffs __builtin_ffs
 #define atomicAdd shim::atomic_add
-#define FDLP_MULTIPLY(type, sums, a, b) shim::multiply<shim::type>(__LINE__, sums, a, b)

@@ -19,16 +19,18 @@ from fastdeploy_lp.model_executor.ops.cuda.driver import pointers_to
 from fastdeploy_lp.model_executor.ops.cuda.sources import KernelSources
 
 HEADER = Path(__file__).with_name("cuda_shim.h")
+# Takes the place of the kernels' own file, which is in the language of GPUs.
+INSTRUCTIONS = Path(__file__).with_name("cuda_instructions.h")
 # Products and sums become one instruction only where the source says so, as with NVRTC.
 FLAGS = ("-std=c++17", "-O2", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-w")
 ENTRY = """
 extern "C" const char* fdlp_shim_launch(
-    const char* name, unsigned x, unsigned y, unsigned threads, void** arguments, int order) {{
+    const char* name, unsigned x, unsigned y, unsigned threads, unsigned shared, void** arguments, int order) {{
     static const std::pair<const char*, void (*)(void**)> kernels[] = {{{kernels}}};
     static std::string error;
     for (const auto& [known, kernel] : kernels) {{
         if (strcmp(known, name) != 0) continue;
-        error = shim::launch(kernel, x, y, threads, arguments, static_cast<shim::Order>(order));
+        error = shim::launch(kernel, x, y, threads, shared, arguments, static_cast<shim::Order>(order));
         return error.empty() ? nullptr : error.c_str();
     }}
     return "no such kernel";
@@ -63,10 +65,10 @@ class ShimDevice:
         self._order = order
         self._library = shim_library(sources or KernelSources.read())
 
-    def launch(self, kernel: str, grid: tuple[int, int], threads: int, *arguments: Any) -> None:
+    def launch(self, kernel: str, grid: tuple[int, int], threads: int, *arguments: Any, shared: int = 0) -> None:
         """See `Device`; raises ShimError."""
         error = self._library.fdlp_shim_launch(
-            kernel.encode(), *grid, threads, pointers_to(arguments), ctypes.c_int(self._order)
+            kernel.encode(), *grid, threads, shared, pointers_to(arguments), ctypes.c_int(self._order)
         )
         if error is not None:
             raise ShimError(f"{kernel}: {error.decode()}")
@@ -101,6 +103,7 @@ def _compiled(_digest: str, main: str, headers: tuple[tuple[str, str], ...], ker
         for name, text in headers:
             (folder / name).write_text(text)
         shutil.copy(HEADER, folder)
+        shutil.copy(INSTRUCTIONS, folder / "instructions.cuh")
         table = ", ".join(f'{{"{name}", &shim::Call<{name}>::with}}' for name in kernels)
         source = folder / "shim.cpp"
         source.write_text(f'#include "{HEADER.name}"\n{main}\n{ENTRY.format(kernels=table)}')
@@ -112,5 +115,5 @@ def _compiled(_digest: str, main: str, headers: tuple[tuple[str, str], ...], ker
             raise ShimError(done.stderr[-4000:])
         loaded = ctypes.CDLL(str(library))
     loaded.fdlp_shim_launch.restype = ctypes.c_char_p
-    loaded.fdlp_shim_launch.argtypes = [ctypes.c_char_p, *[ctypes.c_uint] * 3, ctypes.c_void_p, ctypes.c_int]
+    loaded.fdlp_shim_launch.argtypes = [ctypes.c_char_p, *[ctypes.c_uint] * 4, ctypes.c_void_p, ctypes.c_int]
     return loaded

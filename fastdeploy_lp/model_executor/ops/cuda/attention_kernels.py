@@ -12,11 +12,17 @@ from fastdeploy_lp.model_executor.ops.cuda.attention_tiles import TILE_ROWS, Hea
 from fastdeploy_lp.model_executor.ops.cuda.device import Device
 from fastdeploy_lp.model_executor.ops.cuda.sources import ELEMENTS, HEAD_DIMS
 
-# A warp loads 16 keys at once, of one block.
-BLOCK_SIZE_STEP = 16
-WARP, MOST_THREADS = 32, 128
+# 16 keys of one block of the cache are copied at once.
+LEAST_BLOCK_SIZE = 16
+WARP, THREADS = 32, 128
 # A large GPU holds about 1,500 of these warps. More blocks would mostly find no split of theirs. Not measured yet.
 SPLIT_BLOCKS = 8192
+# That a thread rotates and stores: neighbors in either half of a head.
+STORED_ELEMENTS = 16
+# As in `kernels/attention/cache_tiles.cuh`: bytes of one element of all keys of a tile, those copied at once, and those
+# of all banks of shared memory.
+TILE_KEY_BYTES, COPIED_BYTES, BANK_BYTES = 128, 16, 128
+ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 class AttentionStruct(ctypes.Structure):
@@ -26,7 +32,7 @@ class AttentionStruct(ctypes.Structure):
         *((name, c_void_p) for name in ("qkv", "keys", "values", "out", "cos", "sin")),
         *((name, c_void_p) for name in ("tables", "contexts", "first_rows", "tiles", "partials")),
         *((name, c_int32) for name in ("rows", "seqs", "width", "heads", "kv_heads", "block_size")),
-        *((name, c_int32) for name in ("num_tiles", "most_splits")),
+        ("most_splits", c_int32),
         ("scale", c_float),
     )
 
@@ -79,7 +85,7 @@ class AttentionKernels:
             raise ValueError(refusal)
         self._device = device
         self._shape = shape
-        self._variant = f"{element}_{shape.head_dim}"
+        self._element = element
         self._block_size = block_size
         self._cos, self._sin = cos, sin
 
@@ -92,20 +98,29 @@ class AttentionKernels:
         """Writes the keys and values of the pass to the cache, then attends to the cache."""
         shape, plan = self._shape, batch.plan
         given = self._arguments(data, batch)
-        self._launch("store", (batch.rows, 1), MOST_THREADS, given)
+        parts = (shape.heads + 2 * shape.kv_heads) * shape.head_dim // STORED_ELEMENTS
+        self._launch("store", (batch.rows, -(-parts // THREADS)), THREADS, given)
         if plan.split_tiles:
             partials = self._device.empty(partial_bytes(plan.split_rows, plan.most_splits, shape))
             split = _changed(given, partials=partials.address, rows=plan.split_rows)
             across = plan.split_tiles * shape.kv_heads
-            self._launch("split", (across, min(plan.most_splits, -(-SPLIT_BLOCKS // across))), WARP, split)
+            down = min(plan.most_splits, -(-SPLIT_BLOCKS // across))
+            self._launch("split", (across, down), WARP, split, shared=self._tile_bytes)
             if plan.most_splits > 1:
                 warps = plan.split_rows * shape.heads
-                self._launch("merge", (-(-warps // (MOST_THREADS // WARP)), 1), MOST_THREADS, split)
+                self._launch("merge", (-(-warps // (THREADS // WARP)), 1), THREADS, split)
         others = len(plan.tiles) - plan.split_tiles
         if others:
-            tiles = batch.tiles + plan.split_tiles * plan.tiles.itemsize * 3
-            whole = _changed(given, tiles=tiles, num_tiles=others)
-            self._launch("whole", (-(-others // (MOST_THREADS // WARP)), shape.kv_heads), MOST_THREADS, whole)
+            whole = _changed(given, tiles=batch.tiles + plan.split_tiles * plan.tiles.itemsize * 3)
+            threads, kept = WARP * shape.tile_warps, TILE_ROWS * shape.tile_warps * shape.head_dim * 4
+            self._launch("whole", (others, shape.kv_heads), threads, whole, shared=self._tile_bytes + kept)
+
+    @property
+    def _tile_bytes(self) -> int:
+        """Shared memory of two tiles of keys and of values; see `cache_tiles.cuh`."""
+        row = self._shape.head_dim * ELEMENT_BYTES[self._element]
+        padding = 0 if row % BANK_BYTES == 0 else COPIED_BYTES
+        return 2 * 2 * TILE_KEY_BYTES // ELEMENT_BYTES[self._element] * (row + padding)
 
     def _arguments(self, data: AttentionLayerData, batch: AttentionPass) -> AttentionStruct:
         shape = self._shape
@@ -118,13 +133,15 @@ class AttentionKernels:
             heads=shape.heads,
             kv_heads=shape.kv_heads,
             block_size=self._block_size,
-            num_tiles=len(batch.plan.tiles),
             most_splits=batch.plan.most_splits,
             scale=shape.head_dim**-0.5 * math.log2(math.e),
         )
 
-    def _launch(self, kernel: str, grid: tuple[int, int], threads: int, given: AttentionStruct) -> None:
-        self._device.launch(f"fdlp_{kernel}_{self._variant}", grid, threads, given)
+    def _launch(
+        self, kernel: str, grid: tuple[int, int], threads: int, given: AttentionStruct, shared: int = 0
+    ) -> None:
+        name = f"fdlp_{kernel}_{self._element}_{self._shape.head_dim}"
+        self._device.launch(name, grid, threads, given, shared=shared)
 
 
 def why_unsupported(shape: HeadShape, element: str, block_size: int) -> str | None:
@@ -135,8 +152,8 @@ def why_unsupported(shape: HeadShape, element: str, block_size: int) -> str | No
         return f"head_dim {shape.head_dim}; the kernels have {', '.join(map(str, HEAD_DIMS))}"
     if shape.heads % shape.kv_heads or shape.group > TILE_ROWS:
         return f"{shape.heads} query heads and {shape.kv_heads} KV heads; the kernels share one among 1 to {TILE_ROWS}"
-    if block_size % BLOCK_SIZE_STEP:
-        return f"blocks of {block_size} tokens; the kernels have multiples of {BLOCK_SIZE_STEP}"
+    if block_size < LEAST_BLOCK_SIZE or block_size & block_size - 1:
+        return f"blocks of {block_size} tokens; the kernels have powers of 2 from {LEAST_BLOCK_SIZE} on"
     return None
 
 

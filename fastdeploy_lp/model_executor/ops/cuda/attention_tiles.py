@@ -1,4 +1,4 @@
-"""Division of a pass's tokens into tiles, each of which a warp computes for one KV head."""
+"""Division of a pass's tokens into tiles, each of which a block of threads computes for one KV head."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-# As in `kernels/attention/passes.cuh`.
+# As in `kernels/attention/passes.cuh`: rows of a warp, a row being a token and a query head.
 TILE_ROWS = 16
 SPLIT_KEYS, MOST_SPLITS = 256, 32
 # Chunks of at most so many tokens are few warps, so their contexts are divided among several; not measured yet.
@@ -30,13 +30,18 @@ class HeadShape:
         """Query heads that share a KV head."""
         return self.heads // self.kv_heads
 
+    @property
+    def tile_warps(self) -> int:
+        """Warps that share a tile of a chunk without splits; `kThreads` of `passes.cuh` has their threads."""
+        return 8 if self.head_dim <= 64 else 4
+
 
 @dataclass(frozen=True)
 class TilePlan:
     """Tiles int32 [tiles, 3] of a pass: sequence, first row, rows; all are counted from the pass's first one.
 
     The first `split_tiles` tiles, which have the first `split_rows` rows, are computed in at most `most_splits` splits
-    by different warps; a warp computes each of the others alone. The bits of the results are the same.
+    by different warps; a block of several warps computes each of the others. The bits of the results are the same.
     """
 
     tiles: NDArray[np.int32]
@@ -54,7 +59,8 @@ class TilePlan:
             splits = max(most_splits, most_splits_below(start + length))
             is_split = split_rows == row and length <= FEW_TOKENS
             is_split = is_split and partial_bytes(row + length, splits, shape) <= PARTIAL_BYTES
-            found += ((sequence, row + first, rows) for first, rows in _tiles(start, length, TILE_ROWS // shape.group))
+            most_rows = TILE_ROWS // shape.group * (1 if is_split else shape.tile_warps)
+            found += ((sequence, row + first, rows) for first, rows in _tiles(start, length, most_rows))
             row += length
             if is_split:
                 split_tiles, split_rows, most_splits = len(found), row, splits

@@ -17,8 +17,11 @@ class DeviceArray(Protocol):
 class Device(Protocol):
     """Launches kernels in the order of the calls, and copies between them; nothing waits."""
 
-    def launch(self, kernel: str, grid: tuple[int, int], threads: int, *arguments: Any) -> None:
-        """Queues a kernel on a grid of blocks with so many threads; arguments are numbers of `ctypes`."""
+    def launch(self, kernel: str, grid: tuple[int, int], threads: int, *arguments: Any, shared: int = 0) -> None:
+        """Queues a kernel on a grid of blocks with so many threads; arguments are numbers of `ctypes`.
+
+        shared: bytes of shared memory of a block, besides those that the kernel declares.
+        """
 
     def upload(self, host: NDArray[Any]) -> DeviceArray:
         """Returns a copy of a contiguous array; the array may change afterwards."""

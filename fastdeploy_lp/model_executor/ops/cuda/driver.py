@@ -10,6 +10,9 @@ from typing import Any
 _LIBRARY = "libcuda.so.1"
 # Numbers of `CUdevice_attribute`.
 _COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76
+_MOST_SHARED_BYTES = 97
+# Numbers of `CUfunction_attribute`.
+_DECLARED_SHARED_BYTES, _MOST_LAUNCHED_SHARED_BYTES = 1, 8
 _NAME_BYTES = 256
 
 
@@ -83,6 +86,11 @@ class Context:
         call("cuDeviceGetName", name, _NAME_BYTES, self._device)
         return name.value.decode()
 
+    @property
+    def most_shared_bytes(self) -> int:
+        """Shared memory that a block can have."""
+        return self._attribute(_MOST_SHARED_BYTES)
+
     def _attribute(self, number: int) -> int:
         value = ctypes.c_int()
         call("cuDeviceGetAttribute", ctypes.byref(value), number, self._device)
@@ -102,16 +110,21 @@ class LoadedKernels:
     def _function(self, name: str) -> ctypes.c_void_p:
         function = ctypes.c_void_p()
         call("cuModuleGetFunction", ctypes.byref(function), self._module, name.encode())
+        # A launch may ask for more than 48 KB only after this.
+        declared = ctypes.c_int()
+        call("cuFuncGetAttribute", ctypes.byref(declared), _DECLARED_SHARED_BYTES, function)
+        most = self._context.most_shared_bytes - declared.value
+        call("cuFuncSetAttribute", function, _MOST_LAUNCHED_SHARED_BYTES, most)
         return function
 
-    def launch(self, kernel: str, grid: tuple[int, int], threads: int, *arguments: Any) -> None:
+    def launch(self, kernel: str, grid: tuple[int, int], threads: int, *arguments: Any, shared: int = 0) -> None:
         """See `Device`."""
         # Another thread than the one that loaded the kernels may have none.
         self._context.make_current()
         across, down = grid
         call(
             "cuLaunchKernel",
-            *(self._functions[kernel], across, down, 1, threads, 1, 1, 0),
+            *(self._functions[kernel], across, down, 1, threads, 1, 1, shared),
             *(ctypes.c_void_p(self._stream()), pointers_to(arguments), None),
         )
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from attention_cases import TOLERANCE, Crowd, as_floats
+from attention_cases import TOLERANCE, Crowd, as_floats, same_bits_any_way
+from gpu_check_kernels import shim_device
 from numpy.typing import NDArray
 from support.paged_attention import VARIANTS, crowd_of
 
+from fastdeploy_lp.model_executor.ops.cuda import attention_kernels
 from fastdeploy_lp.model_executor.ops.cuda.attention_tiles import SPLIT_KEYS, HeadShape, TilePlan
+from fastdeploy_lp.model_executor.ops.cuda.sources import KernelSources
 
 GROUPS = (1, 2, 3, 4, 6, 7, 8, 16)
 BLOCK_SIZES = (32, 64, 128)
@@ -86,16 +88,10 @@ def same(mine: Sequence[NDArray[Any]], theirs: Sequence[NDArray[Any]]) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-# Cuts within and at the edges of tiles of keys, blocks and splits; more and fewer tokens than are divided among warps.
-CUTS = ([], [1], [16, 17], [255], [256], [257, 258, 259], [100, 290], [7, 40, 250, 261, 299])
-
-
-@pytest.mark.parametrize("cuts", CUTS, ids=str)
-def test_bits_do_not_depend_on_where_a_prompt_is_cut(cuts: list[int]) -> None:
-    crowd = crowd_of(SMALL, "bfloat16", 32, [300])
-    bounds = [0, *cuts, 300]
-    parts = [crowd.run([(0, start, end)])[0] for start, end in itertools.pairwise(bounds)]
-    same([np.concatenate(parts)], crowd_of(SMALL, "bfloat16", 32, [300]).run([(0, 0, 300)]))
+@pytest.mark.parametrize("group", [1, 3])
+def test_bits_do_not_depend_on_how_a_prompt_is_cut_or_generated(group: int) -> None:
+    device = shim_device("forward", KernelSources.attention(*VARIANTS))
+    assert all(same_bits_any_way(device, "bfloat16", 32, [group]))
 
 
 def test_bits_do_not_depend_on_the_size_of_splits_within_a_chunk() -> None:
@@ -119,13 +115,12 @@ def test_bits_do_not_depend_on_the_batch() -> None:
     same(crowd.run(chunks[::-1]), together[::-1])
 
 
-def test_bits_do_not_depend_on_whether_one_warp_computes_all_splits() -> None:
-    crowd = crowd_of(HeadShape(6, 2, 64), "bfloat16", 64, [600, 20])
-    crowd.fill(0, 590)
-    chunks = [*crowd.next_tokens(1), (0, 590, 600)]
-    plan = TilePlan.of([19, 590], [1, 10], crowd.shape)
-    assert (plan.split_tiles, plan.split_rows, plan.most_splits) == (len(plan.tiles), 11, 3)
-    same(crowd.run(chunks, replace(plan, split_tiles=0, split_rows=0)), crowd.run(chunks, plan))
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+def test_bits_do_not_depend_on_how_many_splits_a_block_computes(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    crowd = crowd_of(SMALL, "bfloat16", 32, [1_100])
+    (whole,) = crowd.run([(0, 0, 1_100)])
+    monkeypatch.setattr(attention_kernels, "SPLIT_BLOCKS", blocks)
+    same(crowd.run([(0, 1_099, 1_100)]), [whole[-1:]])
 
 
 @pytest.mark.parametrize("order", ["backward", "shuffled"])
@@ -164,8 +159,8 @@ def test_the_launches_of_generation_depend_on_neither_contexts_nor_blocks() -> N
 
         address = 64
 
-        def launch(self, kernel: str, grid: tuple[int, int], threads: int, given: Any) -> None:
-            launches.append((kernel, grid, threads, bytes(given)))
+        def launch(self, kernel: str, grid: tuple[int, int], threads: int, given: Any, shared: int) -> None:
+            launches.append((kernel, grid, threads, shared, bytes(given)))
 
         def upload(self, _: object) -> Recorder:
             return self

@@ -23,15 +23,16 @@ CHUNKS = st.lists(st.tuples(st.integers(0, 40_000), st.integers(1, 200)), min_si
 @given(CHUNKS, st.integers(1, 16))
 def test_every_row_is_in_one_tile(chunks: list[tuple[int, int]], group: int) -> None:
     chunks.sort(key=lambda chunk: chunk[1])
+    shape = HeadShape(group, 1, 64)
     starts, lengths = zip(*chunks, strict=True)
-    plan = TilePlan.of(starts, lengths, HeadShape(group, 1, 64))
+    plan = TilePlan.of(starts, lengths, shape)
     first_rows = np.cumsum([0, *lengths])
     rows = [(sequence, row) for sequence, first, count in plan.tiles.tolist() for row in range(first, first + count)]
     assert rows == [
         (i, row) for i, length in enumerate(lengths) for row in range(first_rows[i], first_rows[i] + length)
     ]
     for sequence, first, count in plan.tiles.tolist():
-        assert count * group <= TILE_ROWS
+        assert count * group <= TILE_ROWS * (1 if first < plan.split_rows else shape.tile_warps)
         position = starts[sequence] + first - first_rows[sequence]
         # No position of the tile but the first one is a limit at which splits double.
         limits = [SPLIT_KEYS * MOST_SPLITS << k for k in range(4)]

@@ -7,6 +7,7 @@ from ctypes import c_int32, c_void_p
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from support.cuda_shim import Order, ShimDevice, ShimError
 
 from fastdeploy_lp.model_executor.ops.cuda.sources import KernelSources
@@ -115,3 +116,52 @@ def test_blocks_have_whole_warps(sources: KernelSources, threads: int) -> None:
     at = (ctypes.c_int32 * 1)()
     with pytest.raises(ShimError, match="a block has whole warps, 32 at most"):
         ShimDevice(sources=sources).launch("places", (1, 1), threads, c_void_p(ctypes.addressof(at)))
+
+
+COPIES = """
+#include "instructions.cuh"
+// Each thread copies four numbers, and zeros after the last one; `waits` says whether it waits for them.
+FDLP_KERNEL later(int* at, int waits) {
+    int* mine = reinterpret_cast<int*>(fdlp::launch_memory()) + 4 * threadIdx.x;
+    fdlp::copy_later(mine, at + 4 * threadIdx.x, threadIdx.x < blockDim.x / 2);
+    fdlp::end_copies();
+    if (waits) fdlp::wait_for_copies();
+    for (int i = 0; i < 4; ++i) at[4 * threadIdx.x + i] = mine[i];
+}
+// Matrix i has 100 i + 10 row + column.
+FDLP_KERNEL matrices(unsigned* at, int transposed) {
+    unsigned short* mine = reinterpret_cast<unsigned short*>(fdlp::launch_memory()) + 8 * threadIdx.x;
+    for (int i = 0; i < 8; ++i) mine[i] = 100 * (threadIdx.x / 8) + 10 * (threadIdx.x % 8) + i;
+    unsigned loaded[4];
+    if (transposed) fdlp::load_transposed(loaded, mine); else fdlp::load_matrices(loaded, mine);
+    for (int i = 0; i < 4; ++i) at[4 * threadIdx.x + i] = loaded[i];
+}
+"""
+
+
+def run_with_memory(name: str, threads: int, shared: int, number: int) -> NDArray[np.int32]:
+    at = np.arange(1, 4 * threads + 1, dtype=np.int32)
+    device = ShimDevice(Order.SHUFFLED, KernelSources(COPIES, KernelSources.attention().headers))
+    device.launch(name, (1, 1), threads, c_void_p(at.ctypes.data), c_int32(number), shared=shared)
+    return at
+
+
+def test_copies_are_there_after_they_are_waited_for_alone() -> None:
+    expected = [*range(1, 4 * 16 + 1), *[0] * (4 * 16)]
+    assert run_with_memory("later", 32, 512, 1).tolist() == expected
+    assert run_with_memory("later", 32, 512, 0).tolist() == [-1] * (4 * 32)
+
+
+def test_memory_beyond_the_launchs_is_an_error() -> None:
+    with pytest.raises(ShimError, match="later: memory beyond the launch's was written"):
+        run_with_memory("later", 32, 512 - 16, 1)
+
+
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_lanes_have_their_parts_of_matrices(transposed: int) -> None:
+    """The figure "ldmatrix fragment layout" of the PTX ISA."""
+    found = run_with_memory("matrices", 32, 512, transposed).view(np.uint16).reshape(32, 4, 2)
+    lane, matrix, odd = np.ogrid[:32, :4, :2]
+    row, column = lane // 4, 2 * (lane % 4) + odd
+    row, column = (column, row) if transposed else (row, column)
+    np.testing.assert_array_equal(found, 100 * matrix + 10 * row + column)

@@ -8,143 +8,172 @@
 
 namespace fdlp {
 
-// Writes the result of row `i` of a lane.
+// Writes the result of row `h` of a lane.
 template <class Element, int kHeadDim>
-__device__ void finish(const Attention& given, const LaneRow& row, const Part<kHeadDim>& part, int i) {
+__device__ void finish(const Attention& given, const LaneRow& row, const Part<kHeadDim>& part, int h) {
     auto* out = static_cast<typename Element::Stored*>(given.out) + (static_cast<long long>(row.row) * given.heads + row.head) * kHeadDim;
-    const float inverse = 1.0f / part.sum[i];
+    const float inverse = 1.0f / part.sum[h];
 #pragma unroll
-    for (int c = 0; c < kHeadDim / kChunk; ++c) {
-        Pairs<Element, 4> pairs;
-        for (int p = 0; p < 4; ++p) {
-            const int e = 2 * i + p / 2;
-            const float first = part.values[4 * c + p % 2 * 2][e], second = part.values[4 * c + p % 2 * 2 + 1][e];
-            pairs.at[p] = Element::pair(first * inverse, second * inverse);
-        }
-        *reinterpret_cast<Pairs<Element, 4>*>(out + kChunk * c + 8 * (lane() % 4)) = pairs;
+    for (int j = 0; j < kHeadDim / 8; ++j) {
+        const typename Element::Pair pair = Element::pair(part.values[j][2 * h] * inverse, part.values[j][2 * h + 1] * inverse);
+        *reinterpret_cast<typename Element::Pair*>(out + 8 * j + 2 * (lane() % 4)) = pair;
     }
 }
 
-// Writes one split of row `i` of a lane for `merge`.
+// Writes one split of row `h` of a lane for `merge`.
 template <int kHeadDim>
-__device__ void keep(const Attention& given, const LaneRow& row, const Part<kHeadDim>& part, int i, int split) {
+__device__ void keep(const Attention& given, const LaneRow& row, const Part<kHeadDim>& part, int h, int split) {
     float* to = given.partial(row.row, row.head, split, kHeadDim);
 #pragma unroll
-    for (int c = 0; c < kHeadDim / kChunk; ++c) {
-        for (int e = 0; e < 8; ++e) to[kChunk * c + 8 * (lane() % 4) + e] = part.values[4 * c + e % 4][2 * i + e / 4];
+    for (int j = 0; j < kHeadDim / 8; ++j) {
+        *reinterpret_cast<float2*>(to + 8 * j + 2 * (lane() % 4)) = {part.values[j][2 * h], part.values[j][2 * h + 1]};
     }
-    if (lane() % 4 == 0) {
-        to[kHeadDim] = part.max[i];
-        to[kHeadDim + 1] = part.sum[i];
-    }
+    if (lane() % 4 == 0) *reinterpret_cast<float2*>(to + kHeadDim) = {part.max[h], part.sum[h]};
 }
 
-// A block for each tile and KV head along x; along y, warps share the splits. Rows with one split are finished here.
+// A block of one warp for each tile and KV head along x; along y, blocks share the splits. Rows with one split are finished here.
 template <class Element, int kHeadDim>
 __device__ void split(const Attention& given) {
-    const int index = blockIdx.x / given.kv_heads;
-    const Tile tile(given, index, blockIdx.x % given.kv_heads);
-    if (given.contexts[tile.sequence] == 0) return;
-    const Softmax<Element, kHeadDim> softmax(given, tile);
-    for (int s = blockIdx.y * warps() + warp(); s < tile.splits; s += gridDim.y * warps()) {
-        const int end = (s + 1) * tile.keys;
-        const Part<kHeadDim> part = softmax.attend(s * tile.keys, end < tile.end ? end : tile.end);
+    const Tile tile(given, blockIdx.x / given.kv_heads, blockIdx.x % given.kv_heads);
+    if (given.contexts[tile.sequence] == 0 || blockIdx.y >= tile.splits) return;
+    CacheTiles<Element, kHeadDim, kWarpSize> tiles(given, tile);
+    tiles.start(blockIdx.y * tile.keys);
+    const Softmax<Element, kHeadDim, kWarpSize> softmax(given, tile);
+    for (int s = blockIdx.y; s < tile.splits; s += gridDim.y) {
+        const int begin = s * tile.keys, end = begin + tile.keys < tile.end ? begin + tile.keys : tile.end;
+        const Part<kHeadDim> part = softmax.attend(tiles, begin, end, begin + gridDim.y * tile.keys);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const LaneRow& row = softmax.row(i);
-            if (!row.used || row.position < s * tile.keys) continue;
+        for (int h = 0; h < 2; ++h) {
+            const LaneRow& row = softmax.row(h);
+            if (!row.used || row.position < begin) continue;
             if (row.position < tile.keys) {
-                finish<Element>(given, row, part, i);
+                finish<Element>(given, row, part, h);
             } else {
-                keep(given, row, part, i, s);
+                keep(given, row, part, h, s);
             }
         }
     }
 }
 
+// The factors of the splits of a row, one for each lane, when they are merged in order.
+struct SplitFactors {
+    float old_factor, new_factor;
+
+    __device__ explicit SplitFactors(float max) {
+        float before = minus_infinity();  // the maximum of earlier splits
+        for (int distance = 1; distance < kMostSplits; distance *= 2) {
+            const float other = __shfl_up_sync(kEveryLane, fmaxf(before, max), distance);
+            if (lane() >= distance) before = fmaxf(before, other);
+        }
+        const Merge merged(before, max);
+        old_factor = merged.old_factor;
+        new_factor = merged.new_factor;
+    }
+};
+
 // A warp for each row and head of those that `split` has computed: the splits of rows that have several, in order.
 template <class Element, int kHeadDim>
 __device__ void merge(const Attention& given) {
+    static_assert(kMostSplits == kWarpSize, "a lane for each split");
+    // Splits that are requested before the first of them is used.
+    constexpr int kAtOnce = 8, kShare = kHeadDim / kWarpSize;
     const int index = blockIdx.x * warps() + warp();
     const int row = index / given.heads, head = index % given.heads;
     if (row >= given.rows) return;
     const int sequence = given.sequence_of(row), position = given.position_of(sequence, row), keys = split_keys(position);
     if (given.contexts[sequence] == 0 || position < keys) return;
-    float max = minus_infinity(), sum = 0.0f, values[kHeadDim / kChunk] = {};
+    const int splits = position / keys + 1;
+    const float2 mine = *reinterpret_cast<const float2*>(given.partial(row, head, lane() < splits ? lane() : 0, kHeadDim) + kHeadDim);
+    const SplitFactors factors(lane() < splits ? mine.x : minus_infinity());
+    float sum = 0.0f, values[kShare] = {};
 #pragma unroll 1
-    for (int s = 0; s * keys <= position; ++s) {
-        const float* part = given.partial(row, head, s, kHeadDim);
-        const Merge merged(max, part[kHeadDim]);
-        max = merged.max;
-        sum = merged(sum, part[kHeadDim + 1]);
-        for (int c = 0; c < kHeadDim / kChunk; ++c) values[c] = merged(values[c], part[kChunk * c + lane()]);
+    for (int first = 0; first < splits; first += kAtOnce) {
+        float parts[kAtOnce][kShare];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            const float* part = given.partial(row, head, first + i < splits ? first + i : first, kHeadDim);
+            for (int c = 0; c < kShare; ++c) parts[i][c] = part[kWarpSize * c + lane()];
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            const int s = first + i;
+            const float old_factor = __shfl_sync(kEveryLane, factors.old_factor, s),
+                        new_factor = __shfl_sync(kEveryLane, factors.new_factor, s);
+            const float of_split = __shfl_sync(kEveryLane, mine.y, s);
+            if (s >= splits) continue;
+            sum = fmaf(sum, old_factor, of_split * new_factor);
+            for (int c = 0; c < kShare; ++c) values[c] = fmaf(values[c], old_factor, parts[i][c] * new_factor);
+        }
     }
     auto* out = static_cast<typename Element::Stored*>(given.out) + (static_cast<long long>(row) * given.heads + head) * kHeadDim;
     const float inverse = 1.0f / sum;
-    for (int c = 0; c < kHeadDim / kChunk; ++c) out[kChunk * c + lane()] = Element::rounded(values[c] * inverse);
+    for (int c = 0; c < kShare; ++c) out[kWarpSize * c + lane()] = Element::rounded(values[c] * inverse);
 }
 
-// A warp for each tile along x, KV heads along y: all splits one after the other, what is merged meanwhile in shared memory.
+// A block for each tile along x, KV heads along y: all splits one after the other, what is merged meanwhile in shared memory.
 template <class Element, int kHeadDim>
 __device__ void whole(const Attention& given) {
-    __shared__ float kept[kHeadDim / 2][kThreads];  // each thread has a column, so nobody waits
-    const int index = blockIdx.x * warps() + warp();
-    if (index >= given.num_tiles) return;
-    const Tile tile(given, index, blockIdx.y);
+    const Tile tile(given, blockIdx.x, blockIdx.y);
     if (given.contexts[tile.sequence] == 0) return;
-    const Softmax<Element, kHeadDim> softmax(given, tile);
+    CacheTiles<Element, kHeadDim, kThreads<kHeadDim>> tiles(given, tile);
+    tiles.start(0);
+    const Softmax<Element, kHeadDim, kThreads<kHeadDim>> softmax(given, tile);
+    float* kept = static_cast<float*>(tiles.rest()) + threadIdx.x;  // each thread has a column, so nobody waits
     float max[2] = {minus_infinity(), minus_infinity()}, sum[2] = {};
 #pragma unroll 1
     for (int s = 0; s < tile.splits; ++s) {
         const int end = (s + 1) * tile.keys;
-        Part<kHeadDim> part = softmax.attend(s * tile.keys, end < tile.end ? end : tile.end);
+        Part<kHeadDim> part = softmax.attend(tiles, s * tile.keys, end < tile.end ? end : tile.end, end);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const Merge merged(max[i], part.max[i]);
-            max[i] = merged.max;
-            part.sum[i] = sum[i] = merged(sum[i], part.sum[i]);
-            for (int v = 0; v < kHeadDim / 8; ++v) {
-                for (int e = 2 * i; e < 2 * i + 2; ++e) {
-                    float& before = kept[4 * v + e][threadIdx.x];
-                    part.values[v][e] = before = merged(s == 0 ? 0.0f : before, part.values[v][e]);
+        for (int h = 0; h < 2; ++h) {
+            const Merge merged(max[h], part.max[h]);
+            max[h] = merged.max;
+            part.sum[h] = sum[h] = merged(sum[h], part.sum[h]);
+            for (int j = 0; j < kHeadDim / 8; ++j) {
+                for (int e = 2 * h; e < 2 * h + 2; ++e) {
+                    float& before = kept[(4 * j + e) * kThreads<kHeadDim>];
+                    part.values[j][e] = before = merged(s == 0 ? 0.0f : before, part.values[j][e]);
                 }
             }
-            if (s + 1 == tile.splits && softmax.row(i).used) finish<Element>(given, softmax.row(i), part, i);
+            if (s + 1 == tile.splits && softmax.row(h).used) finish<Element>(given, softmax.row(h), part, h);
         }
     }
 }
 
-// Rotates queries in place and keys by their positions, and writes keys and values to the cache. A block for each row.
+// Rotates queries in place and keys by their positions, and writes keys and values to the cache. A row of blocks for each row, a thread
+// for 8 elements of either half of a head.
 // Su et al., "RoFormer", 2021, rotating halves of a head.
 template <class Element, int kHeadDim>
 __device__ void store(const Attention& given) {
     typedef typename Element::Stored Stored;
+    typedef Eight<Element> Elements;
+    constexpr int kHalf = kHeadDim / 2, kParts = kHalf / 8;
     const int row = blockIdx.x, sequence = given.sequence_of(row), position = given.position_of(sequence, row);
-    if (given.contexts[sequence] == 0) return;
-    const int block = given.tables[static_cast<long long>(sequence) * given.width + position / given.block_size];
-    Stored* from = static_cast<Stored*>(given.qkv) + static_cast<long long>(row) * (given.heads + 2 * given.kv_heads) * kHeadDim;
-    const float* cos = given.cos + static_cast<long long>(position) * kHeadDim;
-    const float* sin = given.sin + static_cast<long long>(position) * kHeadDim;
-    const int half = kHeadDim / 2, rotated = given.heads + given.kv_heads;
-    for (int at = threadIdx.x; at < (rotated + given.kv_heads) * half; at += blockDim.x) {
-        const int head = at / half, element = at % half;
-        Stored* source = from + head * kHeadDim + element;
-        Stored left = source[0], right = source[half];
-        if (head < rotated) {
-            const float x = Element::value(left), y = Element::value(right);
-            left = Element::rounded(x * cos[element] - y * sin[element]);
-            right = Element::rounded(y * cos[element] + x * sin[element]);
+    const int index = blockIdx.y * blockDim.x + threadIdx.x, head = index / kParts, element = index % kParts * 8;
+    if (given.contexts[sequence] == 0 || head >= given.heads + 2 * given.kv_heads) return;
+    const int rotated = given.heads + given.kv_heads;
+    Stored* source =
+        static_cast<Stored*>(given.qkv) + (static_cast<long long>(row) * (rotated + given.kv_heads) + head) * kHeadDim + element;
+    Elements left = *reinterpret_cast<const Elements*>(source), right = *reinterpret_cast<const Elements*>(source + kHalf);
+    if (head < rotated) {
+        const float* cos = given.cos + static_cast<long long>(position) * kHeadDim + element;
+        const float* sin = given.sin + static_cast<long long>(position) * kHeadDim + element;
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+            const float x = Element::value(left.at[e]), y = Element::value(right.at[e]);
+            left.at[e] = Element::rounded(x * cos[e] - y * sin[e]);
+            right.at[e] = Element::rounded(y * cos[e] + x * sin[e]);
         }
-        Stored* target = source;
-        if (head >= given.heads) {
-            const int kv_head = head < rotated ? head - given.heads : head - rotated;
-            const long long place =
-                (static_cast<long long>(block) * given.kv_heads + kv_head) * given.block_size + position % given.block_size;
-            target = static_cast<Stored*>(head < rotated ? given.keys : given.values) + place * kHeadDim + element;
-        }
-        target[0] = left;
-        target[half] = right;
     }
+    Stored* target = source;
+    if (head >= given.heads) {
+        const int block = given.tables[static_cast<long long>(sequence) * given.width + position / given.block_size];
+        const int kv_head = head < rotated ? head - given.heads : head - rotated;
+        const long long place = (static_cast<long long>(block) * given.kv_heads + kv_head) * given.block_size + position % given.block_size;
+        target = static_cast<Stored*>(head < rotated ? given.keys : given.values) + place * kHeadDim + element;
+    }
+    *reinterpret_cast<Elements*>(target) = left;
+    *reinterpret_cast<Elements*>(target + kHalf) = right;
 }
 
 }  // namespace fdlp

@@ -4,31 +4,31 @@
 // compiler has no header of these types.
 #pragma once
 
-#include "block.cuh"
-
-// One instruction of a warp: sums float32 [16, 8] += a [16, 16] * b [16, 8]. Each lane has a part of every operand; the layout is that
-// of "mma.m16n8k16" in NVIDIA's PTX ISA, and the CPU's stand-in for a GPU defines it the same way.
-#if !defined(FDLP_MULTIPLY)
-#define FDLP_MULTIPLY(type, sums, a, b)                                                                                                \
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." #type "." #type ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
-                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                                                          \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
-#endif
+#include "instructions.cuh"
 
 namespace fdlp {
 
-__device__ inline u32 packed(u32 first, u32 second) { return first | second << 16; }
-
-// The first elements of two pairs, and the second ones.
-__device__ inline void interleave(u32 a, u32 b, u32& first, u32& second) {
-    first = packed(a & 0xffffu, b & 0xffffu);
-    second = packed(a >> 16, b >> 16);
-}
-
-struct Bfloat16 {
+// Factors of products with 16-bit elements, from tiles in shared memory. `Tiles` has the places of units of 8 elements.
+struct Halves {
     typedef unsigned short Stored;
     typedef u32 Pair;
 
+    // b[i]: of rows from row + 8 i on, 16 elements from `element` on, as the second factor of a product with their sums.
+    template <class Tiles>
+    __device__ static void rows(Pair (&b)[2][2], const Stored* tile, int row, int element) {
+        const int mine = row + lane() / 16 * 8 + lane() % 8, unit = element / 8 | (lane() / 8 & 1);
+        load_matrices(reinterpret_cast<u32(&)[4]>(b), tile + Tiles::place(mine, unit));
+    }
+
+    // b[i]: of 16 rows from `row` on, 8 elements from element + 8 i on, as the second factor of a product with sums of rows.
+    template <class Tiles>
+    __device__ static void columns(Pair (&b)[2][2], const Stored* tile, int row, int element) {
+        const int mine = row + lane() % 16, unit = element / 8 | lane() / 16;
+        load_transposed(reinterpret_cast<u32(&)[4]>(b), tile + Tiles::place(mine, unit));
+    }
+};
+
+struct Bfloat16 : Halves {
     __device__ static float value(Stored bits) { return with_bits_of<float>(static_cast<u32>(bits) << 16); }
 
     // To the nearest, of two equally near ones to the even one.
@@ -38,15 +38,12 @@ struct Bfloat16 {
         return static_cast<Stored>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
     }
 
-    __device__ static Pair pair(float first, float second) { return packed(rounded(first), rounded(second)); }
+    __device__ static Pair pair(float first, float second) { return pair_bf16(first, second); }
 
-    __device__ static void multiply(float (&sums)[4], const Pair (&a)[4], const Pair (&b)[2]) { FDLP_MULTIPLY(bf16, sums, a, b); }
+    __device__ static void multiply(float (&sums)[4], const Pair (&a)[4], const Pair (&b)[2]) { multiply_bf16(sums, a, b); }
 };
 
-struct Float16 {
-    typedef unsigned short Stored;
-    typedef u32 Pair;
-
+struct Float16 : Halves {
     __device__ static float value(Stored stored) {
         const u32 sign = (stored & 0x8000u) << 16, magnitude = (stored & 0x7fffu) << 13;
         if ((stored & 0x7c00u) == 0x7c00u) return with_bits_of<float>(sign | 0x7f800000u | magnitude);
@@ -66,19 +63,14 @@ struct Float16 {
         return static_cast<Stored>(sign | (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13);
     }
 
-    __device__ static Pair pair(float first, float second) { return packed(rounded(first), rounded(second)); }
+    __device__ static Pair pair(float first, float second) { return pair_f16(first, second); }
 
-    __device__ static void multiply(float (&sums)[4], const Pair (&a)[4], const Pair (&b)[2]) { FDLP_MULTIPLY(f16, sums, a, b); }
+    __device__ static void multiply(float (&sums)[4], const Pair (&a)[4], const Pair (&b)[2]) { multiply_f16(sums, a, b); }
 };
 
 struct Floats {
     float first, second;
 };
-
-__device__ inline void interleave(const Floats& a, const Floats& b, Floats& first, Floats& second) {
-    first = {a.first, b.first};
-    second = {a.second, b.second};
-}
 
 // Tensor cores would round the factors, so lanes exchange them: far slower, and no model is served in this type on a GPU yet.
 struct Float32 {
@@ -88,6 +80,28 @@ struct Float32 {
     __device__ static float value(Stored x) { return x; }
     __device__ static Stored rounded(float x) { return x; }
     __device__ static Pair pair(float first, float second) { return {first, second}; }
+
+    // As those of `Halves`; lane l has element or row 2 (l % 4) and 1 after it of the first 8, and of the next 8.
+    template <class Tiles>
+    __device__ static void rows(Pair (&b)[2][2], const Stored* tile, int row, int element) {
+        for (int i = 0; i < 2; ++i) {
+            for (int half = 0; half < 2; ++half) {
+                const int mine = row + 8 * i + lane() / 4, at = element + 8 * half + 2 * (lane() % 4);
+                const Stored* two = tile + Tiles::place(mine, at / 4) + at % 4;
+                b[i][half] = {two[0], two[1]};
+            }
+        }
+    }
+
+    template <class Tiles>
+    __device__ static void columns(Pair (&b)[2][2], const Stored* tile, int row, int element) {
+        for (int i = 0; i < 2; ++i) {
+            for (int half = 0; half < 2; ++half) {
+                const int mine = row + 8 * half + 2 * (lane() % 4), at = element + 8 * i + lane() / 4;
+                b[i][half] = {tile[Tiles::place(mine, at / 4) + at % 4], tile[Tiles::place(mine + 1, at / 4) + at % 4]};
+            }
+        }
+    }
 
     // A function of its own: as a part of its callers it compiles for minutes.
     __device__ __noinline__ static void multiply(float (&sums)[4], const Pair (&a)[4], const Pair (&b)[2]) {
@@ -113,18 +127,10 @@ struct Float32 {
     }
 };
 
-// Neighboring pairs, loaded and stored at once.
-template <class Element, int kPairs>
-struct alignas(kPairs * sizeof(typename Element::Pair)) Pairs {
-    typename Element::Pair at[kPairs];
+// Neighboring elements, loaded and stored at once.
+template <class Element>
+struct alignas(8 * sizeof(typename Element::Stored)) Eight {
+    typename Element::Stored at[8];
 };
-
-// Zeros unless `there`: memory that is not there is not read.
-template <class Element, int kPairs>
-__device__ Pairs<Element, kPairs> load(const typename Element::Stored* from, bool there) {
-    Pairs<Element, kPairs> loaded = {};
-    if (there) loaded = *reinterpret_cast<const Pairs<Element, kPairs>*>(from);
-    return loaded;
-}
 
 }  // namespace fdlp

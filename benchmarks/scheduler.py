@@ -28,6 +28,8 @@ BLOCK_SIZE = 16
 class NobodyInSlots:
     """Stands where the model runner is."""
 
+    computes_ahead = False
+
     def enter(self, sequence: Sequence) -> None: ...
 
     def leave(self, slot: int) -> None: ...

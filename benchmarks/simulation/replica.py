@@ -67,6 +67,8 @@ class Served:
 class NobodyInSlots:
     """Stands where the model runner is."""
 
+    computes_ahead = False
+
     def enter(self, sequence: Sequence) -> None: ...
 
     def leave(self, slot: int) -> None: ...

@@ -182,7 +182,7 @@ class DeviceConfig:
     """Which classes run the model, each named "module:Class"; None asks the platform for its own.
 
     platform: the name of the platform that has settled the configuration; None before it has. attention_backend: also a
-    short name. cuda_graphs, pinned_memory: False does without, to find the cause of a failure; a CPU has neither.
+    short name. cuda_graphs, pinned_memory, overlap: False does without, to find the cause of a failure; a CPU has none.
     """
 
     platform: str | None = None
@@ -201,6 +201,9 @@ class DeviceConfig:
     )
     pinned_memory: bool = option(
         True, group="GPU", help="copy to the GPU from pinned memory; without it the host waits for each copy"
+    )
+    overlap: bool = option(
+        True, group="GPU", help="queue the model's next pass before the tokens of a step are read; needs pinned memory"
     )
 
 

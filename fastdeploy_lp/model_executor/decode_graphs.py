@@ -67,13 +67,24 @@ class DecodeGraphs:
             return False
         return all(len(chunk.token_ids) == 1 == chunk.num_outputs and chunk.start > 0 for chunk in chunks)
 
-    def __call__(self, chunks: Sequence[SequenceChunk]) -> Tensor:
-        """Returns the hidden states [chunks, hidden_size], in separate memory."""
+    def __call__(self, chunks: Sequence[SequenceChunk], token_ids: Tensor | None = None) -> Tensor:
+        """Returns the hidden states [chunks, hidden_size], in separate memory.
+
+        token_ids: integers [chunks] on the device in place of the chunks' own.
+        """
         bucket = self._buckets[bisect_left(self._sizes, len(chunks))]
         bucket.batch.fill(chunks)
+        if token_ids is not None:
+            write_tokens(bucket.batch, token_ids)
         bucket.run()
         # The next pass overwrites the output; hidden states kept from this pass must not change.
         return bucket.output[: len(chunks)].clone()
+
+
+def write_tokens(batch: AttentionBatch, token_ids: Tensor) -> None:
+    """Writes tokens of the device, integers [chunks], to a pass of chunks of one token each; the host does not wait."""
+    place = batch.token_ids[: token_ids.shape[0]]
+    place.copy_(token_ids.astype(place.dtype), False)
 
 
 def _record(batch: DecodeBatch, compute: Compute, capture: Capture) -> Bucket | None:

@@ -181,6 +181,19 @@ class Platform(ABC):
         """Copies the array to a contiguous tensor of its size and type, in place; otherwise as `to_device`."""
         target.copy_(self.to_device(host).reshape(target.shape), True)
 
+    def read_later(self, tensor: Tensor) -> Callable[[], NDArray[Any]]:
+        """Begins to read a tensor; returns a function, to be called once, that returns its host copy.
+
+        The host waits then, and on a device that runs while the host does, for nothing that was queued meanwhile.
+        """
+        read: Callable[[], NDArray[Any]] = tensor.numpy
+        return read
+
+    @property
+    def runs_ahead(self) -> bool:
+        """True if the device runs what is queued while the host does something else, and `read_later` allows it."""
+        return False
+
     def capture(self, run: Callable[[], None]) -> Callable[[], None] | None:  # noqa: ARG002
         """Returns a cheaper replay of the device work of `run`, in the same memory; None if unsupported."""
         return None

@@ -27,6 +27,7 @@ from fastdeploy_lp.platforms.nvidia_driver import (
     device_free_memory,
     visible_devices,
 )
+from fastdeploy_lp.platforms.pinned_reads import PinnedReads
 from fastdeploy_lp.platforms.pinned_ring import Bytes, Fence, PinnedRing
 
 if TYPE_CHECKING:
@@ -64,11 +65,12 @@ class GpuPlatform(Platform):
     default_max_num_batched_tokens = 4096
 
     def __init__(self) -> None:
-        self._pins_memory = True
+        self._pins_memory = self._overlaps = True
 
     def configure(self, fd_config: FDConfig) -> None:
         """See the interface."""
-        self._pins_memory = fd_config.device_config.pinned_memory
+        device = fd_config.device_config
+        self._pins_memory, self._overlaps = device.pinned_memory, device.overlap
 
     @classmethod
     def is_supported(cls) -> bool:
@@ -138,6 +140,21 @@ class GpuPlatform(Platform):
 
         if host.size and not (self._pins_memory and self._ring.write(target, host)):
             target.copy_(paddle.to_tensor(host).reshape(target.shape), True)
+
+    def read_later(self, tensor: Tensor) -> Callable[[], NDArray[Any]]:
+        """See the interface; a read of Paddle's waits for all that is queued."""
+        if not self._pins_memory:
+            return super().read_later(tensor)
+        return self._reads.begin(tensor, tensor.shape, np.dtype(str(tensor.dtype).rpartition(".")[2]))
+
+    @property
+    def runs_ahead(self) -> bool:
+        """See the interface; the configuration may do without."""
+        return self._pins_memory and self._overlaps
+
+    @functools.cached_property
+    def _reads(self) -> PinnedReads:
+        return PinnedReads(_CudaCopies())
 
     @functools.cached_property
     def _ring(self) -> PinnedRing:
@@ -318,14 +335,19 @@ class _CudaCopies:
 
     def copy(self, target: Tensor, source: Bytes) -> None:
         """Queues a copy of pinned bytes to the tensor's memory."""
-        status = self._driver.cuMemcpyHtoDAsync_v2(
-            ctypes.c_uint64(target.data_ptr()),
-            ctypes.c_void_p(source.ctypes.data),
-            ctypes.c_size_t(source.nbytes),
-            ctypes.c_void_p(_current_stream()),
-        )
+        device, host = ctypes.c_uint64(target.data_ptr()), ctypes.c_void_p(source.ctypes.data)
+        self._copy("cuMemcpyHtoDAsync_v2", device, host, source.nbytes)
+
+    def copy_back(self, target: Bytes, source: Tensor) -> None:
+        """Queues a copy of the tensor's memory to pinned bytes."""
+        host, device = ctypes.c_void_p(target.ctypes.data), ctypes.c_uint64(source.data_ptr())
+        self._copy("cuMemcpyDtoHAsync_v2", host, device, target.nbytes)
+
+    def _copy(self, function: str, target: object, source: object, size: int) -> None:
+        stream = ctypes.c_void_p(_current_stream())
+        status = getattr(self._driver, function)(target, source, ctypes.c_size_t(size), stream)
         if status != 0:
-            raise RuntimeError(f"a copy of {source.nbytes} bytes to the GPU failed with CUDA status {status}")
+            raise RuntimeError(f"{function}: a copy of {size} bytes failed with CUDA status {status}")
 
     def fence(self) -> Fence:
         """Returns an event after the copies queued so far."""

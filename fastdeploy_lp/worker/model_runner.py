@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import TypeGuard
 
 import numpy as np
 import paddle
@@ -16,8 +17,8 @@ from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
 from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
 from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
 from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
-from fastdeploy_lp.model_executor.models.registry import CausalLM, WarmsUp
-from fastdeploy_lp.platforms import to_device
+from fastdeploy_lp.model_executor.models.registry import CausalLM, ComputesAhead, WarmsUp
+from fastdeploy_lp.platforms import current_platform, to_device
 from fastdeploy_lp.request.trace import MASK, MODEL
 from fastdeploy_lp.worker.block_manager import BlockTables
 from fastdeploy_lp.worker.drafters.drafter import Draft
@@ -28,6 +29,7 @@ from fastdeploy_lp.worker.empty_row import Stage, empty_row_failure
 from fastdeploy_lp.worker.guided_decoding import GuidedDecoding
 from fastdeploy_lp.worker.logits_mask import LogitsMask
 from fastdeploy_lp.worker.model_runner_base import ModelRunnerBase, StepResult
+from fastdeploy_lp.worker.pass_ahead import PassAhead
 from fastdeploy_lp.worker.prompt_logprobs import PromptLogprobs
 from fastdeploy_lp.worker.prompt_pooling import PooledPrompts, PromptPooling
 from fastdeploy_lp.worker.sampler import Sampler
@@ -63,6 +65,7 @@ class ModelRunner(ModelRunnerBase):
         self._pooling = PromptPooling()
         self.tracing = Tracing(self._sampler.ops)
         self._drafting: Drafting | None = None
+        self._ahead: PassAhead | None = None
         self._verified: VerifiedRows
         # Chunks of the present round that sample.
         self._round: list[ScheduledChunk] = []
@@ -100,6 +103,9 @@ class ModelRunner(ModelRunnerBase):
             with paddle.no_grad():
                 self._model.warm_up(self.fd_config.scheduler_config.max_num_seqs)
         settings = self.fd_config.scheduler_config.speculation
+        # Drafts depend on the tokens.
+        if settings is None and current_platform().runs_ahead and _computes_ahead(self._model):
+            self._ahead = PassAhead(self._model, self._block_tables)
         if settings is not None:
             with paddle.no_grad():
                 parts = Parts(
@@ -125,11 +131,20 @@ class ModelRunner(ModelRunnerBase):
         """See `ModelRunnerBase.holds`: guided decoding may need time for a mask."""
         return self.mask.holds(slot)
 
+    @property
+    def computes_ahead(self) -> bool:
+        """See `ModelRunnerBase.computes_ahead`."""
+        return self._ahead is not None
+
     def execute(self, chunks: list[ScheduledChunk]) -> StepResult:
         """See `ModelRunnerBase.execute`."""
         sampling = [chunk for chunk in chunks if chunk.samples]
         slots = self._begin_round(sampling)
         readers: list[PromptFollower] = [each for each in (self._prompt_logprobs, self._pooling) if not each.idle]
+        hidden = None if self._ahead is None else self._ahead.take(chunks)
+        if hidden is not None and not readers:
+            self._count_computed(chunks)
+            return self._next_tokens(partial(self._model.compute_logits, hidden), slots, self._pooling.finish(()))
         parts = [self._sequence_chunk(chunk, readers) for chunk in chunks]
         has_drafts = any(chunk.draft for chunk in sampling)
         free = [each for each in sampling if each.draft and not self._needs_each_token(each.sequence.slot)]
@@ -137,8 +152,7 @@ class ModelRunner(ModelRunnerBase):
         hidden = self._model.forward(parts)
         if readers or has_drafts:
             hidden = _split_hidden(hidden, chunks, parts, readers)
-        for chunk in chunks:
-            chunk.sequence.num_computed += chunk.num_tokens
+        self._count_computed(chunks)
         pooled = self._pooling.finish(chunk.sequence.slot for chunk in chunks if chunk.pools)
         if has_drafts:
             self._verified = VerifiedRows(self._model.compute_logits(hidden), sampling)
@@ -148,6 +162,10 @@ class ModelRunner(ModelRunnerBase):
             return self._next_tokens(partial(self._model.compute_logits, hidden), slots, pooled)
         read = read_together(pooled.tensors) if pooled.tensors else []
         return StepResult(slots, {}, pooled=pooled.unpack(iter(read)))
+
+    def _count_computed(self, chunks: list[ScheduledChunk]) -> None:
+        for chunk in chunks:
+            chunk.sequence.num_computed += chunk.num_tokens
 
     def drafts(self, sequences: Iterable[Sequence], tokens: int, room: int) -> Mapping[int, Draft]:
         """See `ModelRunnerBase.drafts`."""
@@ -216,6 +234,7 @@ class ModelRunner(ModelRunnerBase):
             final=final,
             also_read=[*ahead.tensors, *prompts.tensors, *pooled.tensors],
             watchers=[watcher for watcher in (trace, shadows) if watcher is not None],
+            meanwhile=self._compute_ahead if any(chunk.goes_ahead for chunk in self._round) else None,
         )
         read = iter(sampled.also)
         further = ahead.unpack(read)
@@ -241,6 +260,10 @@ class ModelRunner(ModelRunnerBase):
             actions=self.chain.take_actions(failures),
             further=further,
         )
+
+    def _compute_ahead(self, tokens: Tensor) -> None:
+        if self._ahead is not None:
+            self._ahead.begin(self._round, tokens)
 
     def _record(self, slots: NDArray[np.int64], tokens: NDArray[np.int64], further: Mapping[int, list[int]]) -> None:
         if not further:
@@ -328,6 +351,10 @@ class ModelRunner(ModelRunnerBase):
 
 def _label(entry: ChainEntry) -> str:
     return f"logits processor {entry.name}"
+
+
+def _computes_ahead(model: CausalLM) -> TypeGuard[ComputesAhead]:
+    return isinstance(model, ComputesAhead) and model.computes_ahead
 
 
 def _split_hidden(

@@ -87,6 +87,11 @@ class ModelRunnerBase(ABC):
         """
         return {}
 
+    @property
+    def computes_ahead(self) -> bool:
+        """True if chunks may be marked with `goes_ahead`. False by default."""
+        return False
+
     def verify(self, chunks: list[ScheduledChunk]) -> StepResult:
         """Samples the next token of chunks of the last `execute`, in ascending slot order, as a separate step would.
 

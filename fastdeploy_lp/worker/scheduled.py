@@ -14,7 +14,8 @@ class ScheduledChunk:
     `samples` is True if they reach the sequence's last token, so that a new one is sampled; `pools` if they do in a
     pooled prompt, which then ends. `cost` is the number of tokens charged to the step's budget.
     `draft` are tokens of the kind `draft_kind` that may follow; the step computes them, too, and `accepted` of them
-    were sampled. `over` is True once processors have taken back tokens of the sequence: it continues in a later step.
+    were sampled. `goes_ahead` is True if the next token has its place in a block and may be computed before the host
+    knows it. `over` is True once processors have taken back tokens of the sequence: it continues in a later step.
     """
 
     sequence: Sequence
@@ -23,6 +24,7 @@ class ScheduledChunk:
     draft_kind: str = ""
     accepted: int = 0
     over: bool = False
+    goes_ahead: bool = False
     start: int = field(init=False)
     cost: int = field(init=False)
     samples: bool = field(init=False)

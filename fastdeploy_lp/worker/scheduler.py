@@ -35,6 +35,10 @@ class WorkerSlots(SlotFollower, Protocol):
         room: tokens that may be added to the step.
         """
 
+    @property
+    def computes_ahead(self) -> bool:
+        """True if the next tokens of a step's sequences may be computed before the host knows them."""
+
 
 class Scheduler:
     """Keeps waiting sequences in order of arrival and running ones in slots; the lowest free slot is taken first.
@@ -99,6 +103,7 @@ class Scheduler:
         if self.num_preemptions == preemptions:
             self._admit(chunks, budget)
         self._add_drafts(chunks)
+        self._let_go_ahead(chunks)
         chunks.sort(key=_by_slot)
         return chunks
 
@@ -174,6 +179,20 @@ class Scheduler:
             chunk = generating[slot]
             fitting = self._blocks.grow_ahead(chunk.sequence, len(draft.tokens), spare=len(self._running))
             chunk.draft, chunk.draft_kind = draft.tokens[:fitting], draft.kind
+
+    def _let_go_ahead(self, chunks: list[ScheduledChunk]) -> None:
+        """Assigns blocks for the next tokens, if the next step is likely to be theirs alone.
+
+        A sequence that waits is rarely admitted before another one ends.
+        """
+        if not self._slots.computes_ahead or len(chunks) < len(self._running):
+            return
+        if not all(chunk.samples and not chunk.draft for chunk in chunks):
+            return
+        going = [chunk for chunk in chunks if not chunk.sequence.ends_next]
+        if all(self._blocks.grow_ahead(chunk.sequence, 1, spare=len(self._running)) for chunk in going):
+            for chunk in going:
+                chunk.goes_ahead = True
 
     def _prompt_budget(self, left: int, *, beside_others: bool) -> PromptBudget | FairPromptBudget:
         """Returns the prompts' part of the tokens left in a step; `beside_others`: sequences generate in it."""

@@ -136,6 +136,11 @@ class Sequence:
         return LOGPROBS_COST if self.needs_prompt_logprobs else 1
 
     @property
+    def ends_next(self) -> bool:
+        """True if nothing follows the next token: it is the last one by length, or the last one is there already."""
+        return self.finish_reason is not None or len(self.output_token_ids) + 1 >= self.max_tokens
+
+    @property
     def entry_id(self) -> str:
         """Its id to processors, to which a rewound sequence is a new one."""
         return f"{self.request_id}~{self.num_rewinds}" if self.num_rewinds else self.request_id

@@ -83,6 +83,11 @@ class WorkerBase(ABC):
         """Returns draft tokens for the next step; see `ModelRunnerBase.drafts`."""
         return self.model_runner.drafts(sequences, tokens, room)
 
+    @property
+    def computes_ahead(self) -> bool:
+        """See `ModelRunnerBase.computes_ahead`."""
+        return self.model_runner.computes_ahead
+
     def execute_model(self, chunks: list[ScheduledChunk]) -> StepResult:
         """Runs one step; see `ModelRunnerBase.execute`."""
         return self.model_runner.execute(chunks)

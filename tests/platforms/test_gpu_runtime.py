@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from support.gpu_config import gpu_fd_config
 
 from fastdeploy_lp.model_executor.parallel.communicator import RankPlace
 from fastdeploy_lp.model_executor.parallel.paddle_communicator import PaddleCommunicator
-from fastdeploy_lp.platforms import CpuPlatform, GpuPlatform, current_platform, selection
+from fastdeploy_lp.platforms import CpuPlatform, GpuPlatform, current_platform, gpu, selection
 
 STREAM = 0x7F00
 SELECTED = "FLAGS_selected_gpus"
@@ -203,11 +204,49 @@ def test_the_devices_time_is_measured_by_events_without_a_wait(monkeypatch: pyte
 # Switches
 
 
+@pytest.mark.parametrize(
+    ("switches", "ahead"), [({}, True), ({"overlap": False}, False), ({"pinned_memory": False}, False)]
+)
+def test_passes_run_ahead_where_tokens_are_read_through_pinned_memory(switches: dict[str, bool], ahead: bool) -> None:
+    platform, config = GpuPlatform(), gpu_fd_config()
+    platform.configure(replace(config, device_config=replace(config.device_config, **switches)))
+    assert platform.runs_ahead is ahead
+
+
+def test_a_read_is_queued_in_paddles_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a stand-in for the driver, which copies at once."""
+    copied = []
+
+    class Driver:
+        def cuMemcpyDtoHAsync_v2(self, target: Any, source: Any, size: Any, stream: Any) -> int:  # noqa: N802
+            ctypes.memmove(target.value, source.value, size.value)
+            copied.append((size.value, stream.value))
+            return 0
+
+    class Event:
+        def record(self) -> None: ...
+
+        def synchronize(self) -> None:
+            copied.append("waited")
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver())
+    monkeypatch.setattr(gpu, "_current_stream", lambda: 77)
+    monkeypatch.setattr(gpu._CudaCopies, "allocate", lambda _, size: np.zeros(size, np.uint8))
+    monkeypatch.setattr(paddle.device.cuda, "Event", Event)
+    tokens = paddle.to_tensor(np.array([[5, 6], [7, 8]]))
+    finish = GpuPlatform().read_later(tokens)
+    assert copied == [(32, 77)]
+    found = finish()
+    assert copied[1:] == ["waited"]
+    assert (found.dtype, found.tolist()) == (np.int64, [[5, 6], [7, 8]])
+
+
 def test_without_pinned_memory_a_copy_waits_and_the_ring_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     platform, config, host = GpuPlatform(), gpu_fd_config(), np.array([1, 2, 3])
     monkeypatch.setitem(vars(platform), "_ring", None)
     platform.configure(replace(config, device_config=replace(config.device_config, pinned_memory=False)))
     assert platform.to_device(host).numpy().tolist() == [1, 2, 3]
+    assert platform.read_later(paddle.to_tensor(host))().tolist() == [1, 2, 3]
     platform.configure(config)
     with pytest.raises(AttributeError):
         platform.to_device(host)

@@ -94,6 +94,7 @@ CONVERTED: list[tuple[str, Any, str, Any]] = [
     ("attention_backend", "block", "device_config.attention_backend", "block"),
     ("cuda_graphs", False, "device_config.cuda_graphs", False),
     ("pinned_memory", False, "device_config.pinned_memory", False),
+    ("overlap", False, "device_config.overlap", False),
 ]
 
 

@@ -16,6 +16,7 @@ from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.ops import compiled_ops
 from fastdeploy_lp.platforms import CpuPlatform, DeviceFailure, GpuPlatform, current_platform, selection
+from fastdeploy_lp.platforms.pinned_reads import PinnedReads
 from fastdeploy_lp.platforms.pinned_ring import PinnedRing
 from support.block_attention_operator import block_multihead_attention
 from support.gpu_semantics import DeviceQueue, gpu_semantics
@@ -43,6 +44,7 @@ class DeviceLikePlatform(CpuPlatform):
         self.queue = DeviceQueue(on_wait)
         self._gpu = GpuPlatform()
         vars(self._gpu)["_ring"] = PinnedRing(self.queue)
+        vars(self._gpu)["_reads"] = PinnedReads(self.queue)
 
     def configure(self, fd_config: FDConfig) -> None:
         self._gpu.configure(fd_config)
@@ -52,6 +54,13 @@ class DeviceLikePlatform(CpuPlatform):
 
     def write(self, target: Tensor, host: NDArray[Any]) -> None:
         self._gpu.write(target, host)
+
+    def read_later(self, tensor: Tensor) -> Callable[[], NDArray[Any]]:
+        return self._gpu.read_later(tensor)
+
+    @property
+    def runs_ahead(self) -> bool:
+        return self._gpu.runs_ahead
 
     def failure_of(self, error: BaseException) -> DeviceFailure | None:
         return self._gpu.failure_of(error)

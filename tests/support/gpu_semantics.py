@@ -87,28 +87,39 @@ def _always_waiting(call: Callable[..., Any], name: str, on_wait: Callable[[str]
     return called
 
 
-class ReadFence:
-    """A place in the queue of a device that has run everything queued before its last read."""
+class QueueFence:
+    """A place in the queue of a device that has run everything queued before its last read.
 
-    def __init__(self, queue: DeviceQueue) -> None:
+    reads: results of copies to the host, each with its place; they are there once the host has waited for this fence.
+    """
+
+    def __init__(self, queue: DeviceQueue, reads: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]) -> None:
         self._queue = queue
-        self._reads = queue.reads
+        self._number = queue.reads
+        self._reads = reads
 
     def query(self) -> bool:
-        return self._queue.reads > self._reads
+        return self._queue.reads > self._number
 
     def synchronize(self) -> None:
-        if not self.query():
+        if self._reads:
+            self._queue.reads += 1
+            self._queue.on_read()
+        elif not self.query():
             self._queue.on_wait("a fence of this step")
+        for target, found in self._reads:
+            target[:] = found
 
 
 class DeviceQueue:
-    """Copies at once, and counts `reads`: until the next one, no copy counts as done."""
+    """Copies to the device at once, and counts `reads`: until the next one, no copy counts as done."""
 
     def __init__(self, on_wait: Callable[[str], object] = lambda _: None) -> None:
         self.on_wait = on_wait
+        self.on_read: Callable[[], object] = lambda: None
         self.reads = 0
         self.pinned = 0
+        self._reads: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = []
 
     def allocate(self, size: int) -> NDArray[np.uint8]:
         self.pinned += size
@@ -117,5 +128,12 @@ class DeviceQueue:
     def copy(self, target: Tensor, source: NDArray[np.uint8]) -> None:
         ctypes.memmove(target.data_ptr(), source.ctypes.data, source.nbytes)
 
-    def fence(self) -> ReadFence:
-        return ReadFence(self)
+    def copy_back(self, target: NDArray[np.uint8], source: Tensor) -> None:
+        found = np.empty_like(target)
+        ctypes.memmove(found.ctypes.data, source.data_ptr(), target.nbytes)
+        target[:] = 0xFF
+        self._reads.append((target, found))
+
+    def fence(self) -> QueueFence:
+        reads, self._reads = self._reads, []
+        return QueueFence(self, reads)

@@ -90,6 +90,7 @@ def transfers() -> Iterator[list[str]]:
             if hasattr(Tensor, name):
                 patch.setattr(Tensor, name, watched(name))
         patch.setattr(paddle, "to_tensor", make)
+        patch.setattr(platform.queue, "on_read", lambda: reads.append("read_later"))
         yield reads
 
 

@@ -32,6 +32,7 @@ class SlotBook:
         self.taken: dict[int, str] = {}
         self.entered: list[str] = []
         self.held: set[int] = set()
+        self.computes_ahead = False
 
     def holds(self, slot: int) -> bool:
         return slot in self.held

@@ -141,6 +141,17 @@ class DecoderForCausalLM(ABC):
         """
         return self._executor.forward(chunks)
 
+    @property
+    def computes_ahead(self) -> bool:
+        """True where Paddle's operators compute: the compiled ones run on the host itself."""
+        return isinstance(self._executor, PaddleDecoder)
+
+    def forward_ahead(self, chunks: Sequence[SequenceChunk], token_ids: Tensor) -> Tensor:
+        """See `ComputesAhead`; raises RuntimeError where the compiled operators compute."""
+        if not isinstance(self._executor, PaddleDecoder):
+            raise RuntimeError("the compiled operators compute nothing ahead")
+        return self._executor.forward_ahead(chunks, token_ids)
+
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocab_size] of hidden states [rows, hidden_size], in a tensor that the chain may overwrite."""
         return self._executor.compute_logits(hidden)

@@ -9,7 +9,7 @@ import paddle.nn.functional as F  # noqa: N812 - Paddle's own spelling
 from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.model_executor.decode_graphs import Capture, DecodeGraphs, bucket_sizes
+from fastdeploy_lp.model_executor.decode_graphs import Capture, DecodeGraphs, bucket_sizes, write_tokens
 from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights, LayerWeights
 from fastdeploy_lp.model_executor.dimensions import Dimensions
 from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
@@ -77,6 +77,15 @@ class PaddleDecoder:
         if graphs is not None and graphs.takes(chunks):
             return graphs(chunks)
         return self._compute(self._attention.prepare(chunks))
+
+    def forward_ahead(self, chunks: Sequence[SequenceChunk], token_ids: Tensor) -> Tensor:
+        """See `ComputesAhead`."""
+        graphs = self._decode_graphs
+        if graphs is not None and graphs.takes(chunks):
+            return graphs(chunks, token_ids)
+        batch = self._attention.prepare(chunks)
+        write_tokens(batch, token_ids)
+        return self._compute(batch)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See `DecoderForCausalLM.compute_logits`."""

@@ -59,6 +59,18 @@ class WarmsUp(Protocol):
         """Prepare passes of up to `max_num_seqs` sequences that generate; called once, the cache being there."""
 
 
+@runtime_checkable
+class ComputesAhead(Protocol):
+    """A model that can compute tokens which the host does not know yet."""
+
+    @property
+    def computes_ahead(self) -> bool:
+        """True if it can on this device."""
+
+    def forward_ahead(self, chunks: Sequence[SequenceChunk], token_ids: Tensor) -> Tensor:
+        """As `forward`, of one token each after position 0, in place of which `token_ids` int64 [chunks] are taken."""
+
+
 @dataclass(frozen=True)
 class _Registration:
     """`model` is a class or its name; `plugin` registered it, None if no plugin did."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,20 @@ def read_together(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
 
     Several tensors are read as float64, which must represent their elements: token ids and single precision fit.
     """
-    if len(tensors) == 1 or current_platform().computes_on_host:
-        return [tensor.numpy() for tensor in tensors]
-    joined = paddle.concat([tensor.astype("float64").reshape([-1]) for tensor in tensors]).numpy()
-    ends = np.cumsum([tensor.size for tensor in tensors])
-    parts = np.split(joined, ends[:-1])
-    return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+    return begin_read(tensors)()
+
+
+def begin_read(tensors: Sequence[Tensor]) -> Callable[[], list[NDArray[Any]]]:
+    """Begins what `read_together` does; the function that it returns, to be called once, waits and returns the arrays.
+
+    It does not wait for what was queued meanwhile, if the device allows that.
+    """
+    platform = current_platform()
+    if platform.computes_on_host:
+        return lambda: [tensor.numpy() for tensor in tensors]
+    if len(tensors) == 1:
+        read = platform.read_later(tensors[0])
+        return lambda: [read()]
+    joined = platform.read_later(paddle.concat([tensor.astype("float64").reshape([-1]) for tensor in tensors]))
+    shapes, ends = [tensor.shape for tensor in tensors], np.cumsum([tensor.size for tensor in tensors])
+    return lambda: [part.reshape(shape) for part, shape in zip(np.split(joined(), ends[:-1]), shapes, strict=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from fastdeploy_lp.messages import TokenLogprobs
 from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, RowOps
 from fastdeploy_lp.model_executor.ops.row_selection import row_ops
 from fastdeploy_lp.worker.sampler.chain_tail import ChainTail
-from fastdeploy_lp.worker.sampler.device_read import read_together
+from fastdeploy_lp.worker.sampler.device_read import begin_read
 from fastdeploy_lp.worker.sampler.draw_watcher import DrawWatcher
 from fastdeploy_lp.worker.sampler.final_rows import FinalRows
 from fastdeploy_lp.worker.sampler.logprobs import LogprobsCapture
@@ -94,12 +94,13 @@ class Sampler:
         final: FinalRows | None = None,
         also_read: Sequence[Tensor] = (),
         watchers: Sequence[DrawWatcher] = (),
+        meanwhile: Callable[[Tensor], None] | None = None,
     ) -> SampledRows:
         """Samples from logits [rows, vocab_size], which penalties and bans change in place.
 
         guard: a processor may have left a row without a usable logit. final: the rows on which processors run after the
         filters. also_read: tensors to copy to the host in the same read. watchers: observers, whose tensors are read
-        along.
+        along. meanwhile: takes the tokens on the device, int64 [rows], and queues work that the read does not wait for.
         """
         self._tail.apply(logits, slots)
         if final is not None:
@@ -113,8 +114,8 @@ class Sampler:
         else:
             draws, tokens = final.draw(logits, draws, slots, guard=guard)
         if watchers:
-            return self._watched(logits, draws, tokens, also_read, watchers)
-        return self._read(logits, draws, tokens, also_read)
+            return self._watched(logits, draws, tokens, also_read, watchers, meanwhile)
+        return self._read(logits, draws, tokens, also_read, meanwhile)
 
     def _watched(
         self,
@@ -123,22 +124,32 @@ class Sampler:
         tokens: Tensor,
         also_read: Sequence[Tensor],
         watchers: Sequence[DrawWatcher],
+        meanwhile: Callable[[Tensor], None] | None,
     ) -> SampledRows:
         wanted = [watcher.drawn(logits, draws, tokens) for watcher in watchers]
-        sampled = self._read(logits, draws, tokens, [*also_read, *(tensor for each in wanted for tensor in each)])
+        more = [*also_read, *(tensor for each in wanted for tensor in each)]
+        sampled = self._read(logits, draws, tokens, more, meanwhile)
         read = iter(sampled.also[len(also_read) :])
         for watcher in watchers:
             watcher.take(sampled.tokens, read)
         return SampledRows(sampled.tokens, sampled.logprobs, sampled.also[: len(also_read)])
 
-    def _read(self, logits: Tensor, draws: Draws, tokens: Tensor, also_read: Sequence[Tensor]) -> SampledRows:
-        if not self._logprobs.asked_for:
-            host_tokens, *also = read_together([tokens, *also_read])
-            return SampledRows(host_tokens.astype(np.int64), also=also)
-        found = self._logprobs.compute(logits, draws, tokens)
-        read = read_together([tokens, found.values, found.tokens, found.ranks, *also_read])
-        host_tokens, values, top_tokens, ranks, *also = read
-        return SampledRows(host_tokens.astype(np.int64), self._logprobs.unpack(values, top_tokens, ranks), also)
+    def _read(
+        self,
+        logits: Tensor,
+        draws: Draws,
+        tokens: Tensor,
+        also_read: Sequence[Tensor],
+        meanwhile: Callable[[Tensor], None] | None,
+    ) -> SampledRows:
+        found = self._logprobs.compute(logits, draws, tokens) if self._logprobs.asked_for else None
+        listed = [] if found is None else [found.values, found.tokens, found.ranks]
+        read = begin_read([tokens, *listed, *also_read])
+        if meanwhile is not None:
+            meanwhile(tokens)
+        host_tokens, *rest = read()
+        logprobs = {} if found is None else self._logprobs.unpack(*rest[: len(listed)])
+        return SampledRows(host_tokens.astype(np.int64), logprobs, rest[len(listed) :])
 
     def edit(self, logits: Tensor, slots: Int64s) -> Tensor:
         """Applies penalties and bans to logits [rows, vocab_size] in place and returns them; repeatable in a step."""

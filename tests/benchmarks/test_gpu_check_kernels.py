@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -71,7 +72,7 @@ def test_a_difference_of_one_bit_is_one(compiled: Side) -> None:
 
 # By file of kernels, what is right, what is wrong, and whose results differ then.
 PLANTED = {
-    "filters.cuh": ("if (ties < equals)", "if (ties + 1 < equals)", {"draw", "filtered"}),
+    "filters.cuh": ("(missing + each - 1) / each", "(missing + each) / each", {"draw", "filtered"}),
     "logprobs.cuh": ("greater += logit > own;", "greater += logit >= own;", {"logprobs", "logits_listed"}),
     "strips.cuh": ("l < kLanes", "l < kLanes - 1", {"compare", "cut"}),
     "edits.cuh": ("if (counts[at] > 0) logit -= present;", "logit -= present;", {"penalize"}),
@@ -104,10 +105,11 @@ def test_every_kernel_is_part_of_the_comparison() -> None:
         def __getattr__(self, name: str) -> object:
             return getattr(self._device, name)
 
-    side = KernelSide(Watched(), 32)
-    given = case(np.random.default_rng(1), 2, 40)
-    for name in OPERATIONS:
-        getattr(side, name)(given)
+    side, random = KernelSide(Watched(), 32), np.random.default_rng(1)
+    for cut in Cut:
+        given = replace(case(random, 8, 40), cut=cut, cut_values=np.full(8, 0.3, np.float32))
+        for name in OPERATIONS:
+            getattr(side, name)(given)
     assert sorted(launched) == KernelSources.read().kernels
 
 

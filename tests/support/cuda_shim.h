@@ -1,8 +1,8 @@
 // Enough of CUDA to run kernels on the CPU: the threads of a block are fibers of one thread, blocks run one after another.
 //
 // A fiber runs until it waits at a barrier, or for its warp. Fibers take turns in a chosen order, so that a missing barrier
-// changes the results in one of the orders. A barrier that some threads never reach, or a shuffle that some lanes of a warp
-// never join, ends the launch with an error.
+// changes the results in one of the orders; blocks run in this order, too, so that any of them may be the last one. A barrier
+// that some threads never reach, or a shuffle that some lanes of a warp never join, ends the launch with an error.
 #pragma once
 
 #include <math.h>
@@ -158,6 +158,12 @@ Value atomic_add(Value* at, Value value) {
     return before;
 }
 
+inline unsigned atomic_inc(unsigned* at, unsigned last) {
+    const unsigned before = *at;
+    *at = before >= last ? 0 : before + 1;
+    return before;
+}
+
 // Lets the fibers [begin, end) go on if all wait for the same; returns whether they may.
 inline bool release(Block& block, size_t begin, size_t end, State state) {
     for (size_t i = begin; i < end; ++i) {
@@ -193,13 +199,23 @@ inline char* stacks(size_t count) {
     return memory.get();
 }
 
-inline void run_block(Block& block, Order order) {
+inline std::minstd_rand& random_numbers() {
     static std::minstd_rand random;
-    running() = &block;
-    const size_t count = block.fibers.size();
+    return random;
+}
+
+inline std::vector<unsigned> turns_of(size_t count, Order order) {
     std::vector<unsigned> turns(count);
     std::iota(turns.begin(), turns.end(), 0u);
     if (order == kBackward) std::reverse(turns.begin(), turns.end());
+    if (order == kShuffled) std::shuffle(turns.begin(), turns.end(), random_numbers());
+    return turns;
+}
+
+inline void run_block(Block& block, Order order) {
+    running() = &block;
+    const size_t count = block.fibers.size();
+    std::vector<unsigned> turns = turns_of(count, order);
     for (size_t i = 0; i < count; ++i) {
         // Six registers, the address that the first switch returns to, and a place that keeps the stack aligned.
         void** top = reinterpret_cast<void**>((reinterpret_cast<uintptr_t>(stacks(count)) + (i + 1) * kStackBytes) & ~uintptr_t{15});
@@ -211,7 +227,7 @@ inline void run_block(Block& block, Order order) {
         block.fibers[i].stack = top;
     }
     while (block.error.empty()) {
-        if (order == kShuffled) std::shuffle(turns.begin(), turns.end(), random);
+        if (order == kShuffled) std::shuffle(turns.begin(), turns.end(), random_numbers());
         for (unsigned turn : turns) {
             if (block.fibers[turn].state != State::kReady) continue;
             block.current = &block.fibers[turn];
@@ -248,18 +264,21 @@ inline std::string launch(void (*kernel)(void**), unsigned grid_x, unsigned grid
     block.kernel = kernel;
     block.arguments = arguments;
     const Word unwritten;
-    for (unsigned y = 0; y < grid_y; ++y) {
-        for (unsigned x = 0; x < grid_x && block.error.empty(); ++x) {
-            block.block = {x, y, 0};
-            block.memory.assign(shared / sizeof(Word) + 1, Word{});
-            run_block(block, order);
-            if (memcmp(&block.memory.back(), &unwritten, sizeof(Word)) != 0) block.error = "memory beyond the launch's was written";
-        }
+    for (unsigned number : turns_of(size_t{grid_x} * grid_y, order)) {
+        block.block = {number % grid_x, number / grid_x, 0};
+        block.memory.assign(shared / sizeof(Word) + 1, Word{});
+        run_block(block, order);
+        if (memcmp(&block.memory.back(), &unwritten, sizeof(Word)) != 0) block.error = "memory beyond the launch's was written";
+        if (!block.error.empty()) break;
     }
     return block.error;
 }
 
 }  // namespace shim
+
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
 
 // After the standard library's headers, which have names like these.
 #define __CUDACC__
@@ -279,4 +298,7 @@ inline std::string launch(void (*kernel)(void**), unsigned grid_x, unsigned grid
 #define __shfl_sync(mask, ...) shim::shuffle_of(__LINE__, mask, __VA_ARGS__)
 #define __ballot_sync(mask, voted) shim::ballot(__LINE__, mask, voted)
 #define __ffs __builtin_ffs
+#define __threadfence() static_cast<void>(0)
+#define __ldcg(at) (*(at))
 #define atomicAdd shim::atomic_add
+#define atomicInc shim::atomic_inc

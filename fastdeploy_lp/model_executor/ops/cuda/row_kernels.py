@@ -12,16 +12,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdeploy_lp.model_executor.ops.cuda.device import Device, DeviceArray
+from fastdeploy_lp.model_executor.ops.cuda.row_arguments import (
+    ComparisonArgument,
+    CutsArgument,
+    DrawsArgument,
+    ListingArgument,
+    RowsArgument,
+    parts_of,
+    scratch_bytes,
+)
 from fastdeploy_lp.model_executor.ops.row_ops import Bits, Cut, Draws, Floats, Int64s, Penalties, TokenLists
 
-# Threads of a block that works on a row. A multiprocessor has room for 1,024 of them, and a large GPU has more than
-# 100 of those: with more rows, one computes two at a time. Not measured on a GPU yet.
-FEW_ROWS = 128
-MOST_THREADS, SHARED_THREADS = 1024, 512
-# Of blocks whose threads each change one logit.
+# Threads of a block that works on a part of a row: each reads 16 logits at once.
+PART_THREADS = 256
+# Of one that adds numbers in the order of the CPU: a strip has 8 or 16 lanes.
+STRIP_THREADS = 64
+# Of a block that works on a list of a row, and of one whose threads each change one logit.
+LIST_THREADS = 512
 ENTRY_THREADS = 256
-# A row is divided among blocks that change this many of its logits each.
-PART = 8192
+# Passes that find the last logit of a selection, each a digit of it.
+DIGITS = 3
 MOST_LISTED = 64
 ALIGNMENT = 16
 
@@ -38,7 +48,7 @@ class Logits:
 class RowKernels:
     """The operations of `RowOps` on a device; host arrays are C-contiguous, results are addresses on the device.
 
-    threads: of a block that works on a row, a multiple of 32; None chooses by the number of rows.
+    threads: of a block that works on a row or a part of one, a multiple of 32; None chooses by the work.
     """
 
     def __init__(self, device: Device, threads: int | None = None) -> None:
@@ -48,13 +58,30 @@ class RowKernels:
 
     def draw(self, logits: Logits, draws: Draws, tokens: int) -> None:
         """Writes the tokens, int64 [rows]."""
-        operands, _held = self._upload(draws.temperature, draws.min_p, draws.top_k, draws.top_p, draws.uniform)
-        self._of_rows("fdlp_draw_rows", logits, *operands, c_void_p(tokens))
+        operands, _held = self._upload(*_filters_of(draws), draws.uniform)
+        given, _scratch = self._select(logits, draws, operands)
+        self._of_parts("fdlp_draw_rows", logits, logits.rows, given, operands[-1], c_void_p(tokens))
 
     def filter(self, logits: Logits, draws: Draws, filtered: int) -> None:
         """Writes logits of the same shape."""
-        operands, _held = self._upload(draws.temperature, draws.min_p, draws.top_k, draws.top_p)
-        self._of_rows("fdlp_filter_rows", logits, *operands, c_void_p(filtered))
+        operands, _held = self._upload(*_filters_of(draws))
+        given, _scratch = self._select(logits, draws, operands)
+        if _some(draws, (draws.top_k > 0) | (draws.top_p < 1) | (draws.min_p > 0)):
+            self._of_parts("fdlp_find_last", logits, logits.rows, given)
+        self._of_parts("fdlp_filter_rows", logits, logits.rows, given, c_void_p(filtered))
+
+    def _select(
+        self, logits: Logits, draws: Draws, operands: tuple[c_void_p, ...]
+    ) -> tuple[DrawsArgument, DeviceArray]:
+        """Scans rows and finds what top-k and top-p keep of them; returns it, and its memory."""
+        selections = (_some(draws, draws.top_k > 0), _some(draws, draws.top_p < 1))
+        rows, scratch = self._scan(logits, logits.rows, selects=any(selections))
+        given = DrawsArgument(rows, *operands[:4])
+        for by_mass in (0, 1):
+            for digit in range(DIGITS if selections[by_mass] else 0):
+                numbers = (c_int32(by_mass), c_int32(digit))
+                self._of_parts("fdlp_select_rows", logits, logits.rows, given, *numbers)
+        return given, scratch
 
     def logprobs(
         self, logits: Logits, chosen: int, count: int, *, normalize: bool, values: int, tokens: int, ranks: int
@@ -65,20 +92,25 @@ class RowKernels:
         """
         if not 0 <= count <= min(MOST_LISTED, logits.size):
             raise ValueError(f"count: {count} is not allowed; 0 to {min(MOST_LISTED, logits.size)} are")
-        numbers = (c_int32(count), c_int32(normalize))
-        self._of_rows("fdlp_row_logprobs", logits, c_void_p(chosen), *numbers, *map(c_void_p, (values, tokens, ranks)))
+        scratch = self._device.empty(scratch_bytes(logits.rows, logits.size))
+        listed = self._device.empty(logits.rows * parts_of(logits.size) * count * 8)
+        rows = _rows_argument(logits, scratch=scratch.address)
+        given = ListingArgument(rows, chosen, listed.address, count, normalize)
+        self._of_parts("fdlp_list_rows", logits, logits.rows, given)
+        self._of_parts("fdlp_row_logprobs", logits, logits.rows, given, *map(c_void_p, (values, tokens, ranks)))
 
     def compare(
         self, logits: Logits, before: Int64s, *, log_sums: int, entropies: int, moved: int, most_likely: int
     ) -> None:
         """Writes log sums, entropies and distances, float64 [rows], and most likely tokens, int64 [rows]."""
-        scratch = self._device.empty(logits.rows * logits.size * 4)
+        rows, _scratch = self._scan(logits, logits.rows)
+        weights = self._device.empty(logits.rows * logits.size * 4)
         inverses = self._device.empty(logits.rows * 8)
-        weights, factors = c_void_p(scratch.address), c_void_p(inverses.address)
-        self._of_rows("fdlp_weigh_rows", logits, weights, factors, *map(c_void_p, (log_sums, entropies, most_likely)))
-        weighed = Logits(scratch.address, logits.rows, logits.size)
+        given = ComparisonArgument(rows, weights.address, inverses.address)
+        results = map(c_void_p, (log_sums, entropies, most_likely))
+        self._of_strips("fdlp_weigh_rows", logits, logits.rows, given, *results)
         (earlier,), _held = self._upload(before)
-        self._of_rows("fdlp_move_rows", weighed, factors, earlier, c_void_p(moved))
+        self._of_strips("fdlp_move_rows", logits, logits.rows, given, earlier, c_void_p(moved))
 
     def penalize(self, logits: Logits, penalties: Penalties) -> None:
         """Applies penalties in place."""
@@ -115,54 +147,75 @@ class RowKernels:
 
     def allow_only(self, logits: Logits, lists: TokenLists) -> None:
         """Sets every token of the listed rows but the listed ones to -inf in place."""
-        operands, _held = self._upload(lists.rows, lists.offsets, lists.tokens)
         kept = self._device.empty(len(lists.tokens) * 4)
-        self._of_lists("fdlp_allow_only", logits, len(lists.rows), *operands, c_void_p(kept.address))
+        self.values_at(logits, lists.row_of_token, lists.tokens, kept.address)
+        (rows, *operands), _held = self._upload(lists.rows, lists.offsets, lists.tokens)
+        given = _rows_argument(logits, rows)
+        self._of_parts("fdlp_allow_only", logits, len(lists.rows), given, *operands, c_void_p(kept.address))
 
     def mask(self, logits: Logits, rows: Int64s, bits: Bits) -> None:
         """Sets tokens without their bit to -inf in place."""
         # Alone: packed with the rows, they would be copied once more.
         words = self._device.upload(bits)
         (of_rows,), _held = self._upload(rows)
-        self._of_parts("fdlp_mask", logits, len(rows), of_rows, c_void_p(words.address))
+        given = _rows_argument(logits, of_rows)
+        self._of_parts("fdlp_mask", logits, len(rows), given, c_void_p(words.address))
 
     def force(self, logits: Logits, rows: Int64s, tokens: Int64s) -> None:
         """Sets one token of each row to 0 and the others to -inf in place."""
-        self._of_parts("fdlp_force", logits, len(rows), *self._last.of(_as_they_are, logits.size, rows, tokens))
+        of_rows, forced = self._last.of(_as_they_are, logits.size, rows, tokens)
+        self._of_parts("fdlp_force", logits, len(rows), _rows_argument(logits, of_rows), forced)
 
     def cut(self, logits: Logits, cut: Cut, rows: Int64s, values: Floats) -> None:
         """Cuts rows in place."""
-        operands = self._last.of(_as_they_are, logits.size, rows, values)
-        self._of_lists("fdlp_cut_rows", logits, len(rows), c_int32(cut), *operands)
+        of_rows, bounds = self._last.of(_as_they_are, logits.size, rows, values)
+        scanned, _scratch = self._scan(logits, len(rows), of_rows, selects=cut is Cut.TYPICAL)
+        given = CutsArgument(scanned, bounds, cut)
+        if cut in (Cut.ETA, Cut.TYPICAL, Cut.TOP_N_SIGMA):
+            self._of_strips("fdlp_measure_rows", logits, len(rows), given)
+        elif cut is not Cut.MIN_P:
+            self._of_parts("fdlp_measure_rows", logits, len(rows), given)
+        for digit in range(DIGITS if cut is Cut.TYPICAL else 0):
+            self._of_parts("fdlp_select_near", logits, len(rows), given, c_int32(digit))
+        if cut is Cut.EXCLUDE_TOP:
+            self._of_parts("fdlp_find_reaching", logits, len(rows), given)
+        self._of_parts("fdlp_cut_rows", logits, len(rows), given)
 
     def copy_rows(self, logits: Logits, rows: Int64s, into: int) -> None:
         """Copies rows to consecutive ones at an address."""
-        operands, _held = self._upload(rows)
-        self._of_parts("fdlp_copy_rows", logits, len(rows), *operands, c_void_p(into))
+        (of_rows,), _held = self._upload(rows)
+        self._of_parts("fdlp_copy_rows", logits, len(rows), _rows_argument(logits, of_rows), c_void_p(into))
 
-    def _of_rows(self, kernel: str, logits: Logits, *arguments: Any) -> None:
-        """Launches a block for each row."""
-        self._of_lists(kernel, logits, logits.rows, *arguments)
-
-    def _of_lists(self, kernel: str, logits: Logits, lists: int, *arguments: Any) -> None:
-        """Launches a block for each of some rows."""
-        threads = self._threads or (MOST_THREADS if lists <= FEW_ROWS else SHARED_THREADS)
-        self._launch(kernel, (lists, 1), threads, c_void_p(logits.address), c_int32(logits.size), *arguments)
+    def _scan(
+        self, logits: Logits, count: int, rows: c_void_p | None = None, *, selects: bool = False
+    ) -> tuple[RowsArgument, DeviceArray]:
+        """Launches the first pass over so many rows; returns what the others need, and its memory."""
+        scratch = self._device.empty(scratch_bytes(count, logits.size))
+        given = _rows_argument(logits, rows, scratch.address, selects=selects)
+        self._of_parts("fdlp_scan_rows", logits, count, given)
+        return given, scratch
 
     def _of_parts(self, kernel: str, logits: Logits, rows: int, *arguments: Any) -> None:
         """Launches a block for each part of some rows."""
-        grid = (rows, -(-logits.size // PART))
-        threads = self._threads or MOST_THREADS
-        self._launch(kernel, grid, threads, c_void_p(logits.address), c_int32(logits.size), *arguments)
+        self._launch(kernel, rows * parts_of(logits.size), self._threads or PART_THREADS, *arguments)
+
+    def _of_strips(self, kernel: str, logits: Logits, rows: int, *arguments: Any) -> None:
+        """The same, for blocks that add the strips of their part."""
+        self._launch(kernel, rows * parts_of(logits.size), self._threads or STRIP_THREADS, *arguments)
+
+    def _of_lists(self, kernel: str, logits: Logits, lists: int, *arguments: Any) -> None:
+        """Launches a block for each of some rows."""
+        first = (c_void_p(logits.address), c_int32(logits.size))
+        self._launch(kernel, lists, self._threads or LIST_THREADS, *first, *arguments)
 
     def _of_entries(self, kernel: str, logits: Logits, entries: int, *arguments: Any) -> None:
         """Launches a thread for each entry."""
-        grid = (-(-entries // ENTRY_THREADS), 1)
-        self._launch(kernel, grid, ENTRY_THREADS, c_void_p(logits.address), c_int64(entries), *arguments)
+        first = (c_void_p(logits.address), c_int64(entries))
+        self._launch(kernel, -(-entries // ENTRY_THREADS), ENTRY_THREADS, *first, *arguments)
 
-    def _launch(self, kernel: str, grid: tuple[int, int], threads: int, *arguments: Any) -> None:
-        if all(grid):
-            self._device.launch(kernel, grid, threads, *arguments)
+    def _launch(self, kernel: str, blocks: int, threads: int, *arguments: Any) -> None:
+        if blocks > 0:
+            self._device.launch(kernel, (blocks, 1), threads, *arguments)
 
     def _upload(self, *arrays: NDArray[Any]) -> tuple[tuple[c_void_p, ...], DeviceArray]:
         """Copies arrays in one piece; returns their addresses, and the memory, which must exist at the launch."""
@@ -197,6 +250,21 @@ class _LastOperands:
             self._operands, self._held = self._upload(*make(size, *arrays))
             self._size, self._key = size, key
         return self._operands
+
+
+def _rows_argument(
+    logits: Logits, rows: c_void_p | None = None, scratch: int = 0, *, selects: bool = False
+) -> RowsArgument:
+    return RowsArgument(logits.address, rows, scratch, logits.size, selects)
+
+
+def _filters_of(draws: Draws) -> tuple[NDArray[Any], ...]:
+    return (draws.temperature, draws.min_p, draws.top_k, draws.top_p)
+
+
+def _some(draws: Draws, rows: NDArray[np.bool_]) -> bool:
+    """Returns True if any of these rows draws by chance."""
+    return bool((rows & (draws.temperature != 0)).any())
 
 
 def _as_they_are(_size: int, *arrays: NDArray[Any]) -> tuple[NDArray[Any], ...]:

@@ -8,7 +8,7 @@ from ctypes import c_int32, c_void_p
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.cuda_shim import Order, ShimDevice, ShimError
+from support.cuda_shim import Order, ShimDevice, ShimError, aligned
 
 from fastdeploy_lp.model_executor.ops.cuda.sources import KernelSources
 
@@ -49,6 +49,18 @@ FDLP_KERNEL warps(int* at) {
     at[mine] += __ffs(8) * 10000000 + 100 * (__syncthreads_or(mine == 63) != 0);
 }
 FDLP_KERNEL counts(int* at) { atomicAdd(at, 2); }
+// The block that finds the others' numbers stores its own, as the last of the blocks; the counter begins again.
+FDLP_KERNEL last(int* at) {
+    __threadfence();
+    __syncthreads();
+    const unsigned last = gridDim.x - 1;
+    const bool mine = threadIdx.x == 0 && atomicInc((unsigned*)at, last) == last;
+    if (__syncthreads_or(mine)) at[1 + threadIdx.x % 2] = blockIdx.x + __ldcg(at);
+}
+FDLP_KERNEL quads(float4* at) {
+    const float4 quad = at[threadIdx.x / 4];
+    if (threadIdx.x % 4 == 0) at[threadIdx.x / 4] = {quad.w + 1, 2, 3, 4};
+}
 """
 THREADS = 64
 
@@ -71,6 +83,20 @@ def test_every_thread_of_every_block_runs(sources: KernelSources, order: Order) 
     expected = [1000 * y + 100 * x + thread for y in range(2) for x in range(3) for thread in range(THREADS)]
     assert run(sources, "places", order=order, grid=(3, 2)) == expected
     assert run(sources, "counts", order=order)[0] == 2 * THREADS
+
+
+def test_any_block_may_be_the_last_one(sources: KernelSources) -> None:
+    found = {order: run(sources, "last", order=order, grid=(7, 1))[:3] for order in Order}
+    assert found[Order.FORWARD] == [0, 6, 6]
+    assert found[Order.BACKWARD] == [0, 0, 0]
+    assert found[Order.SHUFFLED][0] == 0
+
+
+def test_four_numbers_are_loaded_and_stored_at_once(sources: KernelSources) -> None:
+    at = np.arange(THREADS, dtype=np.float32)
+    memory = aligned(at.nbytes, at.view(np.uint8))
+    ShimDevice(sources=sources).launch("quads", (1, 1), THREADS, c_void_p(memory.ctypes.data))
+    assert memory.view(np.float32).reshape(-1, 4).tolist() == [[4 * i + 4, 2, 3, 4] for i in range(THREADS // 4)]
 
 
 @pytest.mark.parametrize("order", Order)

@@ -1,6 +1,6 @@
-// Operations of all threads of a block: sums, prefixes, and walks over a row. One block works on one row.
+// Operations of all threads of a block: sums and prefixes; and numbers that rank and weigh logits.
 //
-// All functions contain barriers, so every thread of the block must call them. A block has whole warps, 32 at most.
+// Functions named block_* contain barriers, so every thread of the block must call them. A block has whole warps, 32 at most.
 #pragma once
 
 #include "row_math.h"
@@ -8,7 +8,7 @@
 typedef unsigned long long u64;
 typedef unsigned int u32;
 
-// At most 64 registers a thread: a multiprocessor has room for a block of 1,024 threads, or for two of 512.
+// At most 64 registers a thread: a multiprocessor has room for 1,024 threads.
 #define FDLP_KERNEL extern "C" __global__ void __launch_bounds__(1024)
 
 namespace fdlp {
@@ -72,21 +72,6 @@ __device__ __noinline__ Prefix block_prefix(u64 value) {
     return found;
 }
 
-// Calls take(token, logit) for each token of the row, each on one thread. Four logits are requested before the first is used.
-template <class Take>
-__device__ void visit(const float* row, int size, const Take& take) {
-    constexpr int kAtOnce = 4;
-    const int step = blockDim.x;
-#pragma unroll 1
-    for (int first = threadIdx.x; first < size; first += kAtOnce * step) {
-        float logits[kAtOnce];
-        for (int i = 0; i < kAtOnce; ++i) logits[i] = first + i * step < size ? row[first + i * step] : 0.0f;
-        for (int i = 0; i < kAtOnce; ++i) {
-            if (first + i * step < size) take(first + i * step, logits[i]);
-        }
-    }
-}
-
 // Whole numbers in the order of the floats; the two zeros have one. NaN has none.
 __device__ inline u32 order_of(float x) {
     const u32 bits = with_bits_of<u32>(x + 0.0f);
@@ -94,31 +79,6 @@ __device__ inline u32 order_of(float x) {
 }
 
 __device__ inline float float_of(u32 order) { return with_bits_of<float>(order & 0x80000000u ? order & 0x7fffffffu : ~order); }
-
-struct RowScan {
-    float max;
-    int argmax;   // the first of equals
-    bool usable;  // no NaN, and a finite maximum
-};
-
-__device__ __noinline__ RowScan scan_row(const float* row, int size) {
-    // The first of equal tokens has the greatest number.
-    u64 best = static_cast<u64>(order_of(minus_infinity())) << 32;
-    bool nan = false;
-    visit(row, size, [&](int token, float logit) {
-        if (logit != logit) {
-            nan = true;
-            return;
-        }
-        const u64 ranked = static_cast<u64>(order_of(logit)) << 32 | (0xffffffffu - static_cast<u32>(token));
-        best = ranked > best ? ranked : best;
-    });
-    const bool any_nan = __syncthreads_or(nan);
-    best = block_max(best);
-    const float max = float_of(static_cast<u32>(best >> 32));
-    const bool finite = max > minus_infinity() && max < -minus_infinity();
-    return {max, static_cast<int>(0xffffffffu - static_cast<u32>(best)), !any_nan && finite};
-}
 
 // exp((logit - max) / temperature) in whole steps, 0 below `least`: the weight of a draw.
 struct Weigher {

@@ -1,19 +1,20 @@
 // Changes of single logits and of whole rows, in place. row_edits.cpp does the same on the CPU.
 //
-// A kernel for entries has a thread for each; a kernel for rows has a block for each part of a row: blockIdx.x is the row's place in
-// the list, blockIdx.y the part.
+// A kernel for entries has a thread for each; a kernel for rows has a block for each part of a row.
 #pragma once
 
-#include "block.cuh"
+#include "parts.cuh"
 
 namespace fdlp {
 
 __device__ inline long long entry() { return static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; }
 
-// Calls act(token) for each token of this block's part of a row.
-template <class Act>
-__device__ void visit_part(int size, const Act& act) {
-    for (int token = blockIdx.y * blockDim.x + threadIdx.x; token < size; token += gridDim.y * blockDim.x) act(token);
+// Stores value_of(token) for each token of the part.
+template <class ValueOf>
+__device__ void fill_part(const Place& at, const ValueOf& value_of) {
+    for (int first = at.begin + kQuad * threadIdx.x; first < at.end; first += kQuad * blockDim.x) {
+        store_quad(at.row, first, at.end, {value_of(first), value_of(first + 1), value_of(first + 2), value_of(first + 3)});
+    }
 }
 
 }  // namespace fdlp
@@ -67,38 +68,50 @@ FDLP_KERNEL fdlp_ban(float* logits, long long count, const long long* places) {
     if (at < count) logits[places[at]] = fdlp::minus_infinity();
 }
 
-// -inf for every token of the rows but the listed ones, whose logits are kept meanwhile. One block for each list.
-FDLP_KERNEL fdlp_allow_only(float* logits, int size, const long long* rows, const long long* offsets, const long long* tokens,
-                            float* kept) {
-    const int i = blockIdx.x;
-    float* row = logits + rows[i] * size;
-    const long long begin = offsets[i] + threadIdx.x, end = offsets[i + 1];
-    for (long long at = begin; at < end; at += blockDim.x) kept[at] = row[tokens[at]];
+// -inf for every token of the rows but the listed ones, whose logits were `kept` before. The list of a row is the entries offsets[i] to
+// offsets[i + 1].
+FDLP_KERNEL fdlp_allow_only(const fdlp::Rows given, const long long* offsets, const long long* tokens, const float* kept) {
+    const fdlp::Place at = fdlp::place_of(given);
+    fdlp::fill_part(at, [](int) -> float { return fdlp::minus_infinity(); });
     __syncthreads();
-    for (int token = threadIdx.x; token < size; token += blockDim.x) row[token] = fdlp::minus_infinity();
-    __syncthreads();
-    for (long long at = begin; at < end; at += blockDim.x) row[tokens[at]] = kept[at];
+    const long long end = offsets[at.number + 1];
+    for (long long entry = offsets[at.number] + threadIdx.x; entry < end; entry += blockDim.x) {
+        const long long token = tokens[entry];
+        if (token >= at.begin && token < at.end) at.row[token] = kept[entry];
+    }
 }
 
-// -inf for token t of row rows[i] unless bit t % 32 of word t / 32 of bits[i] is set.
-FDLP_KERNEL fdlp_mask(float* logits, int size, const long long* rows, const u32* bits) {
-    float* row = logits + rows[blockIdx.x] * size;
-    const u32* allowed = bits + static_cast<long long>(blockIdx.x) * ((size + 31) / 32);
-    fdlp::visit_part(size, [&](int token) {
-        if ((allowed[token / 32] >> (token % 32) & 1) == 0) row[token] = fdlp::minus_infinity();
-    });
+// -inf for token t of the i-th row unless bit t % 32 of word t / 32 of bits[i] is set.
+FDLP_KERNEL fdlp_mask(const fdlp::Rows given, const u32* bits) {
+    using namespace fdlp;
+    const Place at = place_of(given);
+    const u32* allowed = bits + static_cast<long long>(at.number) * ((at.size + 31) / 32);
+    constexpr u32 kAll = (1u << kQuad) - 1;
+    const float banned = minus_infinity();
+#pragma unroll 4
+    for (int first = at.begin + kQuad * threadIdx.x; first < at.end; first += kQuad * blockDim.x) {
+        const u32 of_quad = allowed[first / 32] >> (first % 32) & kAll;
+        if (of_quad == 0) {
+            store_quad(at.row, first, at.end, {banned, banned, banned, banned});
+            continue;
+        }
+        for (int i = 0; i < kQuad; ++i) {
+            if ((of_quad >> i & 1) == 0 && first + i < at.end) at.row[first + i] = banned;
+        }
+    }
 }
 
-// 0 for tokens[i] of row rows[i], -inf for its other tokens.
-FDLP_KERNEL fdlp_force(float* logits, int size, const long long* rows, const long long* tokens) {
-    float* row = logits + rows[blockIdx.x] * size;
-    const long long forced = tokens[blockIdx.x];
-    fdlp::visit_part(size, [&](int token) { row[token] = token == forced ? 0.0f : fdlp::minus_infinity(); });
+// 0 for tokens[i] of the i-th row, -inf for its other tokens.
+FDLP_KERNEL fdlp_force(const fdlp::Rows given, const long long* tokens) {
+    const fdlp::Place at = fdlp::place_of(given);
+    const long long forced = tokens[at.number];
+    fdlp::fill_part(at, [&](int token) -> float { return token == forced ? 0.0f : fdlp::minus_infinity(); });
 }
 
-// Row rows[i] to row i of `into`.
-FDLP_KERNEL fdlp_copy_rows(const float* logits, int size, const long long* rows, float* into) {
-    const float* from = logits + rows[blockIdx.x] * size;
-    float* to = into + static_cast<long long>(blockIdx.x) * size;
-    fdlp::visit_part(size, [&](int token) { to[token] = from[token]; });
+// The i-th row to row i of `into`.
+FDLP_KERNEL fdlp_copy_rows(const fdlp::Rows given, float* into) {
+    using namespace fdlp;
+    const Place at = place_of(given);
+    float* to = into + static_cast<long long>(at.number) * at.size;
+    visit_quads(at, [&](int first, float4 quad) { store_quad(to, first, at.end, quad); });
 }

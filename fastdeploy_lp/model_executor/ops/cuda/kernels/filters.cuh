@@ -16,50 +16,73 @@ struct Filters {
         const double least = static_cast<double>(min_p) * kOne;
         return {static_cast<double>(max), 1.0 / static_cast<double>(temperature), least > 1.0 ? least : 1.0};
     }
+
+    // Ranking filters and min-p ignore lower logits.
+    __device__ float bound(float max) const { return bound_at(-kNothingBelow, temperature, max); }
 };
 
-// Tokens from `bound` on, down to the token `last_token` of those whose logit is `last`.
+// Argument of kernels.
+struct Draws {
+    Rows rows;
+    // Of each row.
+    const float *temperature, *min_p;
+    const long long* top_k;
+    const float* top_p;
+
+    __device__ Filters of(int row) const { return {temperature[row], min_p[row], top_k[row], top_p[row]}; }
+};
+
+// Tokens from `bound` on: all above `last`, and the first `ties` of those equal to it, which weigh `each`.
 struct Kept {
     float bound, last;
-    int last_token;
+    u64 ties, each;
 
-    __device__ bool operator()(int token, float logit) const {
-        return logit >= bound && (logit > last || (logit == last && token <= last_token));
-    }
+    __device__ bool above(float logit) const { return logit >= bound && logit > last; }
 };
 
-__device__ inline Kept keep_all(int size, float bound) { return {bound, minus_infinity(), size}; }
-
-// Of the tokens kept, those with a logit above `last`, and the first `ties` of `equals` with this logit.
-__device__ __noinline__ Kept keep_first(const Kept& kept, const float* row, int size, float last, u64 ties, u64 equals) {
-    Kept fewer = kept;
-    fewer.last = last;
-    if (ties < equals) {
-        const auto counted = [&](int token) -> u64 { return row[token] == last && kept(token, last); };
-        fewer.last_token = find_token(size, counted, [&](u64) { return ties; });
-    } else if (last != kept.last) {
-        fewer.last_token = size;
-    }
-    return fewer;
-}
-
-__device__ __noinline__ Kept filter(const Filters& filters, const Weigher& weigher, const float* row, int size, float max) {
-    Kept kept = keep_all(size, bound_at(-kNothingBelow, filters.temperature, max));
-    if (filters.top_k > 0) {
-        const auto counted = [&](int, float logit) -> u64 { return logit >= kept.bound; };
-        const Selected found = select(row, size, order_of, counted, [&](u64) { return static_cast<u64>(filters.top_k); });
-        kept = keep_first(kept, row, size, float_of(found.order), found.goal - found.above, found.at);
-    }
-    if (filters.top_p < 1.0f) {
-        const auto weighed = [&](int token, float logit) -> u64 { return kept(token, logit) ? weigher(logit) : 0; };
-        const auto mass = [&](u64 total) { return whole_from(static_cast<double>(filters.top_p) * static_cast<double>(total)); };
-        const Selected found = select(row, size, order_of, weighed, mass);
-        const float last = float_of(found.order);
-        // Equal logits weigh the same.
-        const u64 weight = weigher(last), missing = found.goal - found.above;
-        kept = keep_first(kept, row, size, last, (missing + weight - 1) / weight, found.at / weight);
-    }
-    return kept;
+// What the selections so far keep. Before the first one `last` is -inf, which weighs nothing.
+__device__ inline Kept kept_of(const Place& at, const Weigher& weigher, float bound) {
+    const float last = at.state->last;
+    return {bound, last, at.state->ties, last == minus_infinity() ? 0 : weigher(last)};
 }
 
 }  // namespace fdlp
+
+// A pass of a selection: finds one digit of the order of the last logit that top-k keeps, or, where `by_mass`, that top-p keeps of what
+// top-k has kept.
+FDLP_KERNEL fdlp_select_rows(const fdlp::Draws given, int by_mass, int number) {
+    using namespace fdlp;
+    __shared__ Bins bins;
+    const Place at = place_of(given.rows);
+    const Filters filters = given.of(at.number);
+    if (filters.temperature == 0.0f || !(by_mass ? filters.top_p < 1.0f : filters.top_k > 0)) return;
+    const RowScan scan = scan_of(at);
+    if (!scan.usable) return;
+    const Weigher weigher = filters.weigher(scan.max);
+    const Kept kept = kept_of(at, weigher, filters.bound(scan.max));
+    const Digit digit{number};
+    Selected found{};
+    if (number > 0) found = at.state->found;
+    fill_bins(at, bins, digit, found.order, order_of, [&](float logit) -> u64 {
+        if (!by_mass) return logit >= kept.bound;
+        return kept.above(logit) ? weigher(logit) : 0;
+    });
+    if (!merge_bins(at, bins)) return;
+    // Of the logit at which top-k ends, not every token may be kept.
+    const u32 tied = order_of(kept.last), tied_bin = digit.follows(tied, found.order) ? digit.bin(tied) : kMostBins;
+    const u64 tied_weight = by_mass ? kept.ties * kept.each : 0;
+    const auto bin_of = [&](int bin) -> u64 { return bin_of_row(bins, bin) + (static_cast<u32>(bin) == tied_bin ? tied_weight : 0); };
+    const auto goal_of = [&](u64 total) -> u64 {
+        if (!by_mass) return static_cast<u64>(filters.top_k);
+        return whole_from(static_cast<double>(filters.top_p) * static_cast<double>(total));
+    };
+    find_digit(digit, bin_of, goal_of, found);
+    if (threadIdx.x != 0) return;
+    at.state->found = found;
+    if (number < kDigits - 1) return;
+    const float last = float_of(found.order);
+    // Equal logits weigh the same.
+    const u64 each = by_mass ? weigher(last) : 1, missing = found.goal - found.above;
+    at.state->last = last;
+    at.state->ties = (missing + each - 1) / each;
+}

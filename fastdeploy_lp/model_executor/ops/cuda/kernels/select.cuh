@@ -1,86 +1,152 @@
 // Finds where weights, added from the greatest logit on or from the first token on, reach a sum. Nothing is sorted.
 //
-// Weights are whole numbers, so a sum is exact in any order, and so is its comparison with a sum rounded up.
+// Weights are whole numbers up to 2^32, so a sum is exact in any order, and so is its comparison with a sum rounded up.
 #pragma once
 
-#include "block.cuh"
+#include "parts.cuh"
 
 namespace fdlp {
 
 // The least whole number that is not below a sum of weights.
 __device__ inline u64 whole_from(double sum) { return sum < 1.0 ? 1 : static_cast<u64>(ceil(sum)); }
 
-struct Selected {
-    u32 order;        // of the logit at which the goal is reached
-    u64 above, at;    // weights of greater logits, and of those equal to it
-    u64 goal, total;  // of all weights
+// Digits, from the highest, by which a 32-bit order is found.
+constexpr int kDigits = 3;
+
+struct Digit {
+    int number;
+    __device__ int bits() const { return number < 2 ? 11 : 10; }
+    __device__ int shift() const { return number == 0 ? 21 : number == 1 ? 10 : 0; }
+    __device__ u32 bin(u32 order) const { return order >> shift() & ((1u << bits()) - 1); }
+    // Whether an order has the digits before this one.
+    __device__ bool follows(u32 order, u32 found) const { return number == 0 || order >> (shift() + bits()) == found; }
 };
 
-// Digits, from the highest, by which a 32-bit order is found.
-constexpr int kDigits = 3, kMostBins = 2048;
+// Sums of 64 bits as two halves, for which shared memory has atomic operations of its own.
+struct Bins {
+    u32 low[kMostBins], high[kMostBins];
+};
 
-// The order at which the weights reach goal_of(total), or their total if that is less; all 0 if that is 0.
-// order_of_logit(logit) ranks; weigh(token, logit) returns a whole number.
-template <class Order, class Weigh, class GoalOf>
-__device__ Selected select(const float* row, int size, const Order& order_of_logit, const Weigh& weigh, const GoalOf& goal_of) {
-    __shared__ u64 bins[kMostBins];
-    __shared__ u32 found_digit;
-    __shared__ u64 found_above, found_at;
-    Selected found{0, 0, 0, 0, 0};
-#pragma unroll 1
-    for (int digit = 0; digit < kDigits; ++digit) {
-        const int bits = digit < 2 ? 11 : 10, shift = digit == 0 ? 21 : digit == 1 ? 10 : 0;
-        const u32 last_bin = (1u << bits) - 1;
-        for (int bin = threadIdx.x; bin < kMostBins; bin += blockDim.x) bins[bin] = 0;
-        __syncthreads();
-        visit(row, size, [&](int token, float logit) {
-            const u32 order = order_of_logit(logit);
-            if (digit > 0 && order >> (shift + bits) != found.order) return;
-            const u64 weight = weigh(token, logit);
-            if (weight != 0) atomicAdd(&bins[order >> shift & last_bin], weight);
-        });
-        __syncthreads();
-        // Each thread has some bins, the first one the greatest.
-        const int share = (kMostBins + blockDim.x - 1) / blockDim.x, first = kMostBins - 1 - threadIdx.x * share;
-        u64 mine = 0;
-        for (int bin = first; bin > first - share && bin >= 0; --bin) mine += bins[bin];
-        const Prefix prefix = block_prefix(mine);
-        if (digit == 0) {
-            const u64 goal = goal_of(prefix.total);
-            found.total = prefix.total;
-            found.goal = goal < prefix.total ? goal : prefix.total;
-        }
-        if (found.total == 0) return found;
-        u64 above = found.above + prefix.before;
-        if (above < found.goal && above + mine >= found.goal) {
-            int bin = first;
-            while (above + bins[bin] < found.goal) above += bins[bin--];
-            found_digit = static_cast<u32>(bin);
-            found_above = above;
-            found_at = bins[bin];
-        }
-        __syncthreads();
-        found.order = found.order << bits | found_digit;
-        found.above = found_above;
-        found.at = found_at;
-    }
-    return found;
+// Of a part, `low` sums the lowest 16 bits of the weights, and `high` the others: 4,096 of them do not overflow.
+constexpr int kLowBits = 16;
+static_assert(kPart <= 1 << (31 - kLowBits), "no overflow");
+
+__device__ inline u64 bin_of_part(const Bins& bins, int bin) { return (static_cast<u64>(bins.high[bin]) << kLowBits) + bins.low[bin]; }
+
+// Adds the part's weights by one digit of the order, of the tokens whose order has the digits found before.
+// order_of_logit(logit) ranks; weigh(logit) returns a whole number.
+template <class Order, class Weigh>
+__device__ void fill_bins(const Place& at, Bins& bins, Digit digit, u32 found, const Order& order_of_logit, const Weigh& weigh) {
+    for (int bin = threadIdx.x; bin < kMostBins; bin += blockDim.x) bins.low[bin] = bins.high[bin] = 0;
+    __syncthreads();
+    visit(at, [&](int, float logit) {
+        const u32 order = order_of_logit(logit);
+        if (!digit.follows(order, found)) return;
+        const u64 weight = weigh(logit);
+        const u32 low = static_cast<u32>(weight) & ((1u << kLowBits) - 1), high = static_cast<u32>(weight >> kLowBits);
+        if (low != 0) atomicAdd(&bins.low[digit.bin(order)], low);
+        if (high != 0) atomicAdd(&bins.high[digit.bin(order)], high);
+    });
+    __syncthreads();
 }
 
-// The first token at which the weights reach goal_of(total), or their total if that is less; `size` if that is 0.
+// Adds the part's sums to the row's; true on the last block of the row, in whose `bins` are the sums of the row then, in halves of 32
+// bits. The row's are 0 again.
+__device__ inline bool merge_bins(const Place& at, Bins& bins) {
+    for (int bin = threadIdx.x; bin < kMostBins; bin += blockDim.x) {
+        const u64 sum = bin_of_part(bins, bin);
+        if (sum != 0) atomicAdd(&at.bins[bin], sum);
+    }
+    if (!last_of_row(at)) return false;
+    for (int bin = threadIdx.x; bin < kMostBins; bin += blockDim.x) {
+        const u64 sum = __ldcg(&at.bins[bin]);
+        at.bins[bin] = 0;
+        bins.low[bin] = static_cast<u32>(sum);
+        bins.high[bin] = static_cast<u32>(sum >> 32);
+    }
+    __syncthreads();
+    return true;
+}
+
+__device__ inline u64 bin_of_row(const Bins& bins, int bin) { return static_cast<u64>(bins.high[bin]) << 32 | bins.low[bin]; }
+
+// The next digit of the order at which the weights reach goal_of(total), or their total if that is less; some weight must be positive.
+// `found` is what is known of it, the same on every thread. bin_of(bin) returns sums of weights by this digit.
+template <class BinOf, class GoalOf>
+__device__ void find_digit(Digit digit, const BinOf& bin_of, const GoalOf& goal_of, Selected& found) {
+    __shared__ u32 found_bin;
+    __shared__ u64 found_above, found_at;
+    // Each thread has some bins, the first one the greatest.
+    const int share = (kMostBins + blockDim.x - 1) / blockDim.x, first = kMostBins - 1 - threadIdx.x * share;
+    u64 mine = 0;
+    for (int bin = first; bin > first - share && bin >= 0; --bin) mine += bin_of(bin);
+    const Prefix prefix = block_prefix(mine);
+    if (digit.number == 0) {
+        const u64 goal = goal_of(prefix.total);
+        found.total = prefix.total;
+        found.goal = goal < prefix.total ? goal : prefix.total;
+    }
+    u64 above = found.above + prefix.before;
+    if (above < found.goal && above + mine >= found.goal) {
+        int bin = first;
+        while (above + bin_of(bin) < found.goal) above += bin_of(bin--);
+        found_bin = static_cast<u32>(bin);
+        found_above = above;
+        found_at = bin_of(bin);
+    }
+    __syncthreads();
+    found.order = found.order << digit.bits() | found_bin;
+    found.above = found_above;
+    found.at = found_at;
+    __syncthreads();
+}
+
+struct Reached {
+    int part;
+    u64 before, counted;  // sums of the parts before this one: of all that is added, and of the counts
+};
+
+// The first part at which the sum of weight_of(part), and `each` for the first `ties` of the tokens that count_of(part) counts, reaches
+// goal_of(total), or the total if that is less; the total must be positive.
+template <class WeightOf, class CountOf, class GoalOf>
+__device__ Reached find_part(int parts, const WeightOf& weight_of, const CountOf& count_of, u64 each, u64 ties, const GoalOf& goal_of,
+                             u64& goal) {
+    __shared__ Reached reached;
+    const int share = (parts + blockDim.x - 1) / blockDim.x, first = threadIdx.x * share;
+    const int end = first + share < parts ? first + share : parts;
+    u64 weight = 0, count = 0;
+    for (int part = first; part < end; ++part) {
+        weight += weight_of(part);
+        count += count_of(part);
+    }
+    const Prefix weights = block_prefix(weight), counts = block_prefix(count);
+    const auto sum_of = [&](u64 weighed, u64 counted) -> u64 { return weighed + each * (counted < ties ? counted : ties); };
+    const u64 total = sum_of(weights.total, counts.total), wanted = goal_of(total);
+    goal = wanted < total ? wanted : total;
+    weight = weights.before;
+    count = counts.before;
+    for (int part = first; part < end; ++part) {
+        const Reached before{part, sum_of(weight, count), count};
+        weight += weight_of(part);
+        count += count_of(part);
+        if (before.before < goal && sum_of(weight, count) >= goal) reached = before;
+    }
+    __syncthreads();
+    return reached;
+}
+
+// The first token from `begin` on, before `end`, at which `before` and the weights reach the goal; one must.
 // weigh(token) returns a whole number.
-template <class Weigh, class GoalOf>
-__device__ int find_token(int size, const Weigh& weigh, const GoalOf& goal_of) {
+template <class Weigh>
+__device__ int find_token(int begin, int end, u64 before, u64 goal, const Weigh& weigh) {
     __shared__ u64 of_warps[kMostWarps];
     __shared__ int found;
-    int begin = 0, end = size;
-    u64 before = 0, goal = 0;
-    // Each warp adds up a part of the row, then a part of the part in which the goal is reached.
+    // Each warp adds up a share of the tokens, then a share of the share in which the goal is reached.
 #pragma unroll 1
     for (int level = 0; level < 2; ++level) {
         const int even = (end - begin + warps() - 1) / warps();
-        const int part = (even + kWarpSize - 1) / kWarpSize * kWarpSize;
-        const int first = begin + warp() * part, last = first + part < end ? first + part : end;
+        const int share = (even + kWarpSize - 1) / kWarpSize * kWarpSize;
+        const int first = begin + warp() * share, last = first + share < end ? first + share : end;
         u64 mine = 0;
 #pragma unroll 4
         for (int token = first + lane(); token < last; token += kWarpSize) mine += weigh(token);
@@ -88,17 +154,10 @@ __device__ int find_token(int size, const Weigh& weigh, const GoalOf& goal_of) {
         __syncthreads();
         if (lane() == 0) of_warps[warp()] = mine;
         __syncthreads();
-        if (level == 0) {
-            u64 total = 0;
-            for (int w = 0; w < warps(); ++w) total += of_warps[w];
-            if (total == 0) return size;
-            goal = goal_of(total);
-            goal = goal < total ? goal : total;
-        }
         int reached = 0;
         while (before + of_warps[reached] < goal) before += of_warps[reached++];
-        begin += reached * part;
-        end = begin + part < end ? begin + part : end;
+        begin += reached * share;
+        end = begin + share < end ? begin + share : end;
     }
     if (warp() == 0) {
         for (int tile = begin;; tile += kWarpSize) {

@@ -131,4 +131,4 @@ class LoadedKernels:
 
 def pointers_to(arguments: Sequence[Any]) -> ctypes.Array[ctypes.c_void_p]:
     """Returns the addresses of numbers of `ctypes`, which must exist while they are used."""
-    return (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
+    return (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))

@@ -7,7 +7,7 @@ from ctypes import Structure, c_int32, c_void_p
 # As in `kernels/parts.cuh`: the tokens of a row that a block works on, and 64-bit words of scratch for a row and for a
 # part of it.
 PART = 4096
-ROW_WORDS, PART_WORDS = 2048 + 9, 3 + 3 * 8
+ROW_WORDS, PART_WORDS = 2048 + 9, 3 + 3 * (PART // 512)
 WORD_BYTES = 8
 
 
@@ -19,6 +19,11 @@ def parts_of(size: int) -> int:
 def scratch_bytes(rows: int, size: int) -> int:
     """Returns the bytes that passes over so many rows share; `fdlp_scan_rows` prepares them."""
     return rows * (ROW_WORDS + parts_of(size) * PART_WORDS) * WORD_BYTES
+
+
+def list_bytes(rows: int, size: int, count: int) -> int:
+    """Returns the bytes of the parts' lists of so many tokens."""
+    return rows * parts_of(size) * count * WORD_BYTES
 
 
 class RowsArgument(Structure):
@@ -45,14 +50,19 @@ class DrawsArgument(Structure):
     )
 
 
+class ListsArgument(Structure):
+    """`Lists` of `lists.cuh`."""
+
+    _fields_ = (("listed", c_void_p), ("count", c_int32))
+
+
 class ListingArgument(Structure):
     """`Listing` of `logprobs.cuh`."""
 
     _fields_ = (
         ("rows", RowsArgument),
+        ("lists", ListsArgument),
         ("chosen", c_void_p),
-        ("listed", c_void_p),
-        ("count", c_int32),
         ("normalize", c_int32),
     )
 

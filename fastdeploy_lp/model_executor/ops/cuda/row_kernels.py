@@ -17,7 +17,9 @@ from fastdeploy_lp.model_executor.ops.cuda.row_arguments import (
     CutsArgument,
     DrawsArgument,
     ListingArgument,
+    ListsArgument,
     RowsArgument,
+    list_bytes,
     parts_of,
     scratch_bytes,
 )
@@ -32,6 +34,7 @@ LIST_THREADS = 512
 ENTRY_THREADS = 256
 # Passes that find the last logit of a selection, each a digit of it.
 DIGITS = 3
+# As in `kernels/lists.cuh`.
 MOST_LISTED = 64
 ALIGNMENT = 16
 
@@ -72,16 +75,28 @@ class RowKernels:
 
     def _select(
         self, logits: Logits, draws: Draws, operands: tuple[c_void_p, ...]
-    ) -> tuple[DrawsArgument, DeviceArray]:
+    ) -> tuple[DrawsArgument, tuple[DeviceArray, ...]]:
         """Scans rows and finds what top-k and top-p keep of them; returns it, and its memory."""
-        selections = (_some(draws, draws.top_k > 0), _some(draws, draws.top_p < 1))
-        rows, scratch = self._scan(logits, logits.rows, selects=any(selections))
-        given = DrawsArgument(rows, *operands[:4])
+        short = (draws.top_k > 0) & (draws.top_k <= MOST_LISTED) & (draws.temperature != 0)
+        listed = int(draws.top_k[short].max(initial=0))
+        selections = (_some(draws, (draws.top_k > 0) & ~short), _some(draws, (draws.top_p < 1) & ~short))
+        scratch = self._device.empty(scratch_bytes(logits.rows, logits.size))
+        rows = _rows_argument(logits, scratch=scratch.address, selects=any(selections))
+        given, lists = (
+            DrawsArgument(rows, *operands[:4]),
+            self._device.empty(list_bytes(logits.rows, logits.size, listed)),
+        )
+        if listed:
+            of_parts = ListsArgument(lists.address, listed)
+            self._of_parts("fdlp_list_draws", logits, logits.rows, given, of_parts)
+            self._launch("fdlp_merge_draws", logits.rows, self._threads or PART_THREADS, given, of_parts)
+        else:
+            self._of_parts("fdlp_scan_rows", logits, logits.rows, rows)
         for by_mass in (0, 1):
             for digit in range(DIGITS if selections[by_mass] else 0):
                 numbers = (c_int32(by_mass), c_int32(digit))
                 self._of_parts("fdlp_select_rows", logits, logits.rows, given, *numbers)
-        return given, scratch
+        return given, (scratch, lists)
 
     def logprobs(
         self, logits: Logits, chosen: int, count: int, *, normalize: bool, values: int, tokens: int, ranks: int
@@ -93,9 +108,9 @@ class RowKernels:
         if not 0 <= count <= min(MOST_LISTED, logits.size):
             raise ValueError(f"count: {count} is not allowed; 0 to {min(MOST_LISTED, logits.size)} are")
         scratch = self._device.empty(scratch_bytes(logits.rows, logits.size))
-        listed = self._device.empty(logits.rows * parts_of(logits.size) * count * 8)
+        lists = self._device.empty(list_bytes(logits.rows, logits.size, count))
         rows = _rows_argument(logits, scratch=scratch.address)
-        given = ListingArgument(rows, chosen, listed.address, count, normalize)
+        given = ListingArgument(rows, ListsArgument(lists.address, count), chosen, normalize)
         self._of_parts("fdlp_list_rows", logits, logits.rows, given)
         self._of_parts("fdlp_row_logprobs", logits, logits.rows, given, *map(c_void_p, (values, tokens, ranks)))
 

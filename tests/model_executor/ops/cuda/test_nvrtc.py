@@ -21,7 +21,7 @@ MAGIC, CUDA_MACHINE = b"\x7fELF", 190
 
 
 SOURCES = {
-    "rows": (KernelSources.read, 22),
+    "rows": (KernelSources.read, 24),
     **{
         element: (functools.partial(KernelSources.attention, *itertools.product([element], HEAD_DIMS)), 4 * 4)
         for element in ELEMENTS

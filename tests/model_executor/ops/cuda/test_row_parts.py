@@ -113,9 +113,10 @@ def test_a_nan_in_any_part_leaves_the_row_without_a_token(compiled: Side, place:
     assert same(compiled, given)
 
 
+@pytest.mark.parametrize("threads", [32, 256])
 @pytest.mark.parametrize("count", [0, 1, 20, 64])
-def test_lists_of_parts_become_the_list_of_the_row(compiled: Side, count: int) -> None:
-    """With all of the tokens in one part, one in each, and a last part of fewer tokens than are listed."""
+def test_lists_of_parts_become_the_list_of_the_row(compiled: Side, count: int, threads: int) -> None:
+    """With all of the tokens in one part, some in each, and a last part of fewer tokens than are listed."""
     size = 2 * PART + 9
     spread = np.full(size, -5, np.float32)
     spread[:: PART // 10] = np.arange(len(spread[:: PART // 10]))
@@ -123,8 +124,19 @@ def test_lists_of_parts_become_the_list_of_the_row(compiled: Side, count: int) -
     tail[-9:] = 1
     banned = np.full(size, -np.inf, np.float32)
     banned[PART + 3] = 0
-    given = replace(case_of(spread, rising, -rising, tail, banned), listed=count)
-    assert same(compiled, given, "shuffled")
+    rows = (spread, rising, -rising, tail, banned, np.round(normal(size)))
+    for draws in ({}, {"top_p": 0.6}, {"temperature": 0.02, "min_p": 0.1}, {"top_p": 0.95, "uniform": 1.0}):
+        given = replace(case_of(*rows, top_k=count, **draws), listed=count)
+        assert same(compiled, given, "shuffled", threads)
+
+
+@pytest.mark.parametrize("top_k", [63, 64, 65])
+def test_short_and_long_lists_share_a_batch(compiled: Side, top_k: int) -> None:
+    rows = [normal(PART + 100, seed) for seed in range(6)]
+    given = case_of(
+        *rows, temperature=[1, 1, 1, 0, 0.5, 1], top_k=[top_k, 3, 0, 5, 700, 64], top_p=[1, 0.8, 0.9, 0.5, 0.7, 1]
+    )
+    assert same(compiled, given, "backward", 256)
 
 
 @pytest.mark.parametrize("threads", [32, 96, 256])
@@ -172,9 +184,10 @@ OPERATIONS: dict[str, Callable[[Side, Case], Arrays]] = {
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_passes_leave_nothing_behind_that_changes_a_second_time(compiled: Side, name: str) -> None:
     rows = [normal(2 * PART + 3, seed) for seed in range(4)]
-    given = case_of(*rows, temperature=[1, 0, 0.7, 2], top_k=[0, 0, 30, 900], top_p=[0.9, 0.3, 0.8, 1])
     run = OPERATIONS[name]
-    assert same_bits(run(KernelSide(Repeated(), 64), given), run(compiled, given))
+    for top_k in ([0, 0, 30, 900], [0, 0, 0, 0], [0, 5, 0, 900]):
+        given = case_of(*rows, temperature=[1, 0, 0.7, 2], top_k=top_k, top_p=[0.9, 0.3, 0.8, 1])
+        assert same_bits(run(KernelSide(Repeated(), 64), given), run(compiled, given))
 
 
 def test_ties_that_are_counted_anew_in_each_part_are_found(compiled: Side) -> None:

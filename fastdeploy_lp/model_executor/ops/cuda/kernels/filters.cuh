@@ -1,7 +1,7 @@
 // The tokens that min-p, top-k and top-p keep of a row: the front of its ranking by logit, of equal ones by id.
 #pragma once
 
-#include "select.cuh"
+#include "lists.cuh"
 
 namespace fdlp {
 
@@ -10,7 +10,12 @@ struct Filters {
     long long top_k;  // 0 keeps all
     float top_p;
 
+    __device__ bool draws() const { return temperature != 0.0f; }
     __device__ bool ranks() const { return top_k > 0 || top_p < 1.0f; }
+    // Whether the tokens of a list decide it.
+    __device__ bool lists() const { return draws() && top_k > 0 && top_k <= kMostListed; }
+    // Whether passes of a selection do.
+    __device__ bool selects(bool by_mass) const { return draws() && !lists() && (by_mass ? top_p < 1.0f : top_k > 0); }
 
     __device__ Weigher weigher(float max) const {
         const double least = static_cast<double>(min_p) * kOne;
@@ -46,6 +51,16 @@ __device__ inline Kept kept_of(const Place& at, const Weigher& weigher, float bo
     return {bound, last, at.state->ties, last == minus_infinity() ? 0 : weigher(last)};
 }
 
+// The number of tokens that top-p keeps of a list with these weights.
+__device__ inline int keep_mass(double top_p, const u64* weights, int count) {
+    u64 total = 0, sum = 0;
+    for (int i = 0; i < count; ++i) total += weights[i];
+    const u64 mass = whole_from(top_p * static_cast<double>(total)), goal = mass < total ? mass : total;
+    int kept = 0;
+    while (sum < goal) sum += weights[kept++];
+    return kept;
+}
+
 }  // namespace fdlp
 
 // A pass of a selection: finds one digit of the order of the last logit that top-k keeps, or, where `by_mass`, that top-p keeps of what
@@ -55,7 +70,7 @@ FDLP_KERNEL fdlp_select_rows(const fdlp::Draws given, int by_mass, int number) {
     __shared__ Bins bins;
     const Place at = place_of(given.rows);
     const Filters filters = given.of(at.number);
-    if (filters.temperature == 0.0f || !(by_mass ? filters.top_p < 1.0f : filters.top_k > 0)) return;
+    if (!filters.selects(by_mass != 0)) return;
     const RowScan scan = scan_of(at);
     if (!scan.usable) return;
     const Weigher weigher = filters.weigher(scan.max);
@@ -85,4 +100,40 @@ FDLP_KERNEL fdlp_select_rows(const fdlp::Draws given, int by_mass, int number) {
     const u64 each = by_mass ? weigher(last) : 1, missing = found.goal - found.above;
     at.state->last = last;
     at.state->ties = (missing + each - 1) / each;
+}
+
+// The first pass of draws with a small top-k: what fdlp_scan_rows does, and lists of the parts' greatest logits.
+FDLP_KERNEL fdlp_list_draws(const fdlp::Draws given, const fdlp::Lists lists) {
+    using namespace fdlp;
+    const Place at = place_of(given.rows);
+    const Filters filters = given.of(at.number);
+    clear(at, given.rows.selects != 0);
+    scan_and_list(at, lists, filters.lists() ? static_cast<int>(filters.top_k) : 0);
+}
+
+// The second pass of such draws, with a block for each row: finds what top-k and top-p keep of the row's list.
+FDLP_KERNEL fdlp_merge_draws(const fdlp::Draws given, const fdlp::Lists lists) {
+    using namespace fdlp;
+    __shared__ u64 listed[kMostListed], weights[kMostListed];
+    const Place at = place_in(given.rows, blockIdx.x, 0);
+    const Filters filters = given.of(at.number);
+    const RowScan scan = scan_of(at);
+    if (!filters.lists() || !scan.usable) return;
+    const Weigher weigher = filters.weigher(scan.max);
+    const float bound = filters.bound(scan.max);
+    const int count = filters.top_k < at.size ? static_cast<int>(filters.top_k) : at.size;
+    merge_lists(lists, at, count, [&](int place, u64 ranked) {
+        listed[place] = ranked;
+        weights[place] = weigher(logit_of(ranked));
+    });
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    int kept = 1;
+    while (kept < count && logit_of(listed[kept]) >= bound) ++kept;
+    if (filters.top_p < 1.0f) kept = keep_mass(filters.top_p, weights, kept);
+    const float last = logit_of(listed[kept - 1]);
+    u64 ties = 1;
+    while (ties < static_cast<u64>(kept) && logit_of(listed[kept - 1 - ties]) == last) ++ties;
+    at.state->last = last;
+    at.state->ties = ties;
 }

@@ -55,12 +55,14 @@ struct Place {
     double* sums;  // [kMostSums, parts * kStripsOfPart]
 };
 
-__device__ inline Place place_of(const Rows& given) {
+__device__ inline int parts_of(const Rows& given) { return (given.size + kPart - 1) / kPart; }
+
+__device__ inline Place place_in(const Rows& given, int number, int part) {
     Place at;
     at.size = given.size;
-    at.parts = (given.size + kPart - 1) / kPart;
-    at.number = blockIdx.x / at.parts;
-    at.part = blockIdx.x - at.number * at.parts;
+    at.parts = parts_of(given);
+    at.number = number;
+    at.part = part;
     at.begin = at.part * kPart;
     at.end = at.begin + kPart < at.size ? at.begin + kPart : at.size;
     at.row = given.logits + (given.rows == nullptr ? at.number : given.rows[at.number]) * given.size;
@@ -72,6 +74,12 @@ __device__ inline Place place_of(const Rows& given) {
     at.counts = at.weights + at.parts;
     at.sums = reinterpret_cast<double*>(at.counts + at.parts);
     return at;
+}
+
+// Blocks of a row are neighbors.
+__device__ inline Place place_of(const Rows& given) {
+    const int number = blockIdx.x / parts_of(given);
+    return place_in(given, number, blockIdx.x - number * parts_of(given));
 }
 
 // True on every thread of the last block of the row that comes here: it sees what the others wrote before, past its own cache.
@@ -170,6 +178,7 @@ __device__ inline u64 ranked_from_last(float logit, int token) {
     return static_cast<u64>(~order_of(logit)) << 32 | static_cast<u32>(token);
 }
 
+__device__ inline float logit_of(u64 ranked) { return float_of(static_cast<u32>(ranked >> 32)); }
 __device__ inline int token_of(u64 ranked) { return static_cast<int>(0xffffffffu - static_cast<u32>(ranked)); }
 
 struct RowScan {
@@ -178,8 +187,8 @@ struct RowScan {
     bool usable;  // no NaN, and a finite maximum
 };
 
-// A NaN ranks above every logit.
-__device__ inline void scan_part(const Place& at) {
+// Returns the greatest logit of this thread, -inf for none. In the scratch a NaN ranks above every logit.
+__device__ inline float scan_part(const Place& at) {
     float max = minus_infinity();
     int first = at.begin;
     bool nan = false;
@@ -190,6 +199,7 @@ __device__ inline void scan_part(const Place& at) {
     });
     const u64 best = block_max(nan ? ~0ull : ranked(max, first));
     if (threadIdx.x == 0) at.best[at.part] = best;
+    return max;
 }
 
 // Of the whole row, after fdlp_scan_rows.

@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--library", help="compiled operators to compare with (those on rows are compiled now)")
     parser.add_argument("--shim", action="store_true", help="run the kernels on the CPU, without a GPU")
     parser.add_argument(
-        "--threads", type=int, help="of a block; a multiple of 32 (chosen by the rows on a GPU, 32 with --shim)"
+        "--threads", type=int, help="of a block; a multiple of 32 (chosen by the work on a GPU, 32 with --shim)"
     )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="of the check on a GPU")
     parser.add_argument("--order", default="forward", help="with --shim: forward, backward or shuffled threads")

@@ -7,7 +7,7 @@ from ctypes import Structure, c_int32, c_void_p
 # As in `kernels/parts.cuh`: the tokens of a row that a block works on, and 64-bit words of scratch for a row and for a
 # part of it.
 PART = 4096
-ROW_WORDS, PART_WORDS = 2048 + 9, 3 + 3 * (PART // 512)
+ROW_WORDS, PART_WORDS = 2048 + 8, 3 + 3 * (PART // 512)
 WORD_BYTES = 8
 
 

@@ -116,11 +116,14 @@ FDLP_KERNEL fdlp_select_near(const fdlp::Cuts given, int number) {
     Selected found{};
     if (number > 0) found = at.state->found;
     fill_bins(at, bins, Digit{number}, found.order, [&](float logit) -> u32 { return order_of(-distance(logit)); }, weigher);
-    if (!merge_bins(at, bins)) return;
-    const double share = given.values[at.number];
+    u64 total;
+    if (!merge_bins(at, bins, total)) return;
     const auto bin_of = [&](int bin) -> u64 { return bin_of_row(bins, bin); };
-    const auto goal_of = [&](u64 total) -> u64 { return whole_from(share * static_cast<double>(total)); };
-    find_digit(Digit{number}, bin_of, goal_of, found);
+    if (number == 0) {
+        const u64 mass = whole_from(static_cast<double>(given.values[at.number]) * static_cast<double>(total));
+        found.goal = mass < total ? mass : total;
+    }
+    find_digit(Digit{number}, bin_of, found);
     if (threadIdx.x != 0) return;
     at.state->found = found;
     if (number == kDigits - 1) at.state->last = -float_of(found.order);

@@ -16,12 +16,13 @@ __device__ inline int draw_token(const Place& at, const Weigher& weigher, const 
     const u64 equal = count_of(reached.part), ties = reached.counted < kept.ties ? kept.ties - reached.counted : 0;
     int last_token = ties > 0 ? end : -1;
     if (ties > 0 && ties < equal) {
-        last_token = find_token(begin, end, 0, ties, [&](int token) -> u64 { return at.row[token] == kept.last; });
+        last_token = find_token(begin, end, 0, ties, [&](int token) -> u64 { return at.row[token] == kept.last; }).token;
     }
-    return find_token(begin, end, reached.before, goal, [&](int token) -> u64 {
+    const auto weighed = [&](int token) -> u64 {
         const float logit = at.row[token];
         return kept.above(logit) || (logit == kept.last && token <= last_token) ? weigher(logit) : 0;
-    });
+    };
+    return find_token(begin, end, reached.before, goal, weighed).token;
 }
 
 }  // namespace fdlp
@@ -75,7 +76,7 @@ FDLP_KERNEL fdlp_find_last(const fdlp::Draws given) {
         const Reached reached = find_part(at.parts, none, count_of, 1, kept.ties, [](u64 total) -> u64 { return total; }, goal);
         const int begin = reached.part * kPart, end = begin + kPart < at.size ? begin + kPart : at.size;
         const auto equal = [&](int token) -> u64 { return at.row[token] == kept.last; };
-        const int last_token = find_token(begin, end, reached.before, goal, equal);
+        const int last_token = find_token(begin, end, reached.before, goal, equal).token;
         if (threadIdx.x == 0) at.state->last_token = last_token;
         return;
     }

@@ -82,16 +82,19 @@ FDLP_KERNEL fdlp_select_rows(const fdlp::Draws given, int by_mass, int number) {
         if (!by_mass) return logit >= kept.bound;
         return kept.above(logit) ? weigher(logit) : 0;
     });
-    if (!merge_bins(at, bins)) return;
+    u64 total;
+    if (!merge_bins(at, bins, total)) return;
     // Of the logit at which top-k ends, not every token may be kept.
     const u32 tied = order_of(kept.last), tied_bin = digit.follows(tied, found.order) ? digit.bin(tied) : kMostBins;
     const u64 tied_weight = by_mass ? kept.ties * kept.each : 0;
     const auto bin_of = [&](int bin) -> u64 { return bin_of_row(bins, bin) + (static_cast<u32>(bin) == tied_bin ? tied_weight : 0); };
-    const auto goal_of = [&](u64 total) -> u64 {
-        if (!by_mass) return static_cast<u64>(filters.top_k);
-        return whole_from(static_cast<double>(filters.top_p) * static_cast<double>(total));
-    };
-    find_digit(digit, bin_of, goal_of, found);
+    if (number == 0) {
+        total += tied_weight;
+        const u64 mass = whole_from(static_cast<double>(filters.top_p) * static_cast<double>(total));
+        const u64 goal = by_mass ? mass : static_cast<u64>(filters.top_k);
+        found.goal = goal < total ? goal : total;
+    }
+    find_digit(digit, bin_of, found);
     if (threadIdx.x != 0) return;
     at.state->found = found;
     if (number < kDigits - 1) return;

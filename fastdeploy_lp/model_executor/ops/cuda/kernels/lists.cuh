@@ -27,25 +27,35 @@ __device__ inline float reached_by(int count, float max) {
     return count * kGroup <= static_cast<int>(blockDim.x) ? float_of(least) : minus_infinity();
 }
 
+// Counts the part's logits from the bound on by one digit of their order; few reach it, as a rule.
+__device__ inline void count_bins(const Place& at, u32* counts, Digit digit, u32 found, float bound) {
+    __syncthreads();
+    for (int bin = threadIdx.x; bin < kMostBins; bin += blockDim.x) counts[bin] = 0;
+    __syncthreads();
+    visit(at, [&](int, float logit) {
+        const u32 order = order_of(logit);
+        if (!(logit < bound) && digit.follows(order, found)) atomicAdd(&counts[digit.bin(order)], 1u);
+    });
+    __syncthreads();
+}
+
 // Writes the part's `count` greatest logits.
 __device__ inline void list_part(const Place& at, float bound, int count, u64* listed) {
-    __shared__ Bins bins;
+    __shared__ u32 counts[kMostBins];
     __shared__ u64 unsorted[kMostListed];
     __shared__ int filled;
     const int most = at.end - at.begin < count ? at.end - at.begin : count;
-    Selected found{};
+    Selected found{0, 0, 0, static_cast<u64>(most)};
 #pragma unroll 1
     for (int number = 0; number < kDigits; ++number) {
-        // Few reach the bound, as a rule.
-        fill_bins(at, bins, Digit{number}, found.order, order_of, [&](float logit) -> u64 { return !(logit < bound); });
-        const auto bin_of = [&](int bin) -> u64 { return bin_of_part(bins, bin); };
-        find_digit(Digit{number}, bin_of, [&](u64) -> u64 { return static_cast<u64>(most); }, found);
+        count_bins(at, counts, Digit{number}, found.order, bound);
+        find_digit(Digit{number}, [&](int bin) -> u64 { return counts[bin]; }, found);
     }
     const u64 ties = found.goal - found.above;
     int last_token = at.end;
     if (ties < found.at) {
         const auto equal = [&](int token) -> u64 { return order_of(at.row[token]) == found.order; };
-        last_token = find_token(at.begin, at.end, 0, ties, equal);
+        last_token = find_token(at.begin, at.end, 0, ties, equal).token;
     }
     if (threadIdx.x == 0) filled = 0;
     __syncthreads();

@@ -15,9 +15,9 @@ constexpr int kStripsOfPart = kPart / kShortestStrip;
 
 // Where weights, added from the greatest logit on, reach a sum.
 struct Selected {
-    u32 order;        // of the logit at which the goal is reached
-    u64 above, at;    // weights of greater logits, and of those equal to it
-    u64 goal, total;  // of all weights
+    u32 order;      // of the logit at which the goal is reached
+    u64 above, at;  // weights of greater logits, and of those equal to it
+    u64 goal;
 };
 
 struct RowState {
@@ -30,7 +30,7 @@ struct RowState {
 };
 
 // 64-bit words of a row's scratch; as in row_arguments.py.
-constexpr int kRowWords = kMostBins + 9, kPartWords = 3 + kMostSums * kStripsOfPart;
+constexpr int kRowWords = kMostBins + 8, kPartWords = 3 + kMostSums * kStripsOfPart;
 static_assert(sizeof(RowState) == (kRowWords - kMostBins) * sizeof(u64), "bins and a state");
 
 // Argument of kernels.

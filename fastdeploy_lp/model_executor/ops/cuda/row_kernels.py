@@ -82,10 +82,8 @@ class RowKernels:
         selections = (_some(draws, (draws.top_k > 0) & ~short), _some(draws, (draws.top_p < 1) & ~short))
         scratch = self._device.empty(scratch_bytes(logits.rows, logits.size))
         rows = _rows_argument(logits, scratch=scratch.address, selects=any(selections))
-        given, lists = (
-            DrawsArgument(rows, *operands[:4]),
-            self._device.empty(list_bytes(logits.rows, logits.size, listed)),
-        )
+        lists = self._device.empty(list_bytes(logits.rows, logits.size, listed))
+        given = DrawsArgument(rows, *operands[:4])
         if listed:
             of_parts = ListsArgument(lists.address, listed)
             self._of_parts("fdlp_list_draws", logits, logits.rows, given, of_parts)

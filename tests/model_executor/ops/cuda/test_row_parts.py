@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fastdeploy_lp.model_executor.ops import compiled_ops
 from fastdeploy_lp.model_executor.ops.cuda.device import DeviceArray
 from fastdeploy_lp.model_executor.ops.cuda.row_arguments import PART
+from fastdeploy_lp.model_executor.ops.cuda.row_kernels import DIGITS, MOST_LISTED
 from fastdeploy_lp.model_executor.ops.cuda.sources import KernelSources
 from fastdeploy_lp.model_executor.ops.row_ops import Cut, Draws
 
@@ -58,6 +59,16 @@ def normal(size: int, seed: int = 0) -> NDArray[np.float32]:
 
 def same(compiled: Side, given: Case, order: str = "forward", threads: int = 64) -> bool:
     return differences(KernelSide(shim_device(order), threads), compiled, [given]) == {}
+
+
+def test_the_sources_and_the_launches_have_the_same_constants() -> None:
+    headers = KernelSources.read().headers
+    for file, text in {
+        "parts.cuh": f"constexpr int kPart = {PART};",
+        "lists.cuh": f"constexpr int kMostListed = {MOST_LISTED};",
+        "select.cuh": f"constexpr int kDigits = {DIGITS};",
+    }.items():
+        assert text in headers[file]
 
 
 @pytest.mark.parametrize("size", [PART - 1, PART, PART + 1, 2 * PART, 2 * PART + 1, 3 * PART + 1027])

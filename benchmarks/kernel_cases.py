@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdeploy_lp.model_executor.ops.cuda.row_arguments import PART
+from fastdeploy_lp.model_executor.ops.cuda.row_arguments import LEAST_PART
 from fastdeploy_lp.model_executor.ops.row_ops import Cut, Draws, Floats, Int64s, Penalties, TokenLists
 
 # Around the widths of loops and warps, and of parts of rows; and a vocabulary of a real model for a wide batch.
 WIDTHS = (1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 255, 511, 512, 513, 1000, 1023, 1024, 1025, 2049)
-SIZES = (*WIDTHS, PART - 1, PART, PART + 1, 2 * PART + 3, 3 * PART)
+SIZES = (*WIDTHS, LEAST_PART - 1, LEAST_PART, LEAST_PART + 1, 2 * LEAST_PART + 3, 3 * LEAST_PART)
 WIDE = 151_936
 BATCH = 32
 LISTED = 20

@@ -22,6 +22,7 @@ from fastdeploy_lp.model_executor.ops.cuda.row_arguments import (
     list_bytes,
     parts_of,
     scratch_bytes,
+    span_of,
 )
 from fastdeploy_lp.model_executor.ops.row_ops import Bits, Cut, Draws, Floats, Int64s, Penalties, TokenLists
 
@@ -81,7 +82,7 @@ class RowKernels:
         listed = int(draws.top_k[short].max(initial=0))
         selections = (_some(draws, (draws.top_k > 0) & ~short), _some(draws, (draws.top_p < 1) & ~short))
         scratch = self._device.empty(scratch_bytes(logits.rows, logits.size))
-        rows = _rows_argument(logits, scratch=scratch.address, selects=any(selections))
+        rows = _rows_argument(logits, logits.rows, scratch=scratch.address, selects=any(selections))
         lists = self._device.empty(list_bytes(logits.rows, logits.size, listed))
         given = DrawsArgument(rows, *operands[:4])
         if listed:
@@ -107,7 +108,7 @@ class RowKernels:
             raise ValueError(f"count: {count} is not allowed; 0 to {min(MOST_LISTED, logits.size)} are")
         scratch = self._device.empty(scratch_bytes(logits.rows, logits.size))
         lists = self._device.empty(list_bytes(logits.rows, logits.size, count))
-        rows = _rows_argument(logits, scratch=scratch.address)
+        rows = _rows_argument(logits, logits.rows, scratch=scratch.address)
         given = ListingArgument(rows, ListsArgument(lists.address, count), chosen, normalize)
         self._of_parts("fdlp_list_rows", logits, logits.rows, given)
         self._of_parts("fdlp_row_logprobs", logits, logits.rows, given, *map(c_void_p, (values, tokens, ranks)))
@@ -163,7 +164,7 @@ class RowKernels:
         kept = self._device.empty(len(lists.tokens) * 4)
         self.values_at(logits, lists.row_of_token, lists.tokens, kept.address)
         (rows, *operands), _held = self._upload(lists.rows, lists.offsets, lists.tokens)
-        given = _rows_argument(logits, rows)
+        given = _rows_argument(logits, len(lists.rows), rows)
         self._of_parts("fdlp_allow_only", logits, len(lists.rows), given, *operands, c_void_p(kept.address))
 
     def mask(self, logits: Logits, rows: Int64s, bits: Bits) -> None:
@@ -171,13 +172,13 @@ class RowKernels:
         # Alone: packed with the rows, they would be copied once more.
         words = self._device.upload(bits)
         (of_rows,), _held = self._upload(rows)
-        given = _rows_argument(logits, of_rows)
+        given = _rows_argument(logits, len(rows), of_rows)
         self._of_parts("fdlp_mask", logits, len(rows), given, c_void_p(words.address))
 
     def force(self, logits: Logits, rows: Int64s, tokens: Int64s) -> None:
         """Sets one token of each row to 0 and the others to -inf in place."""
         of_rows, forced = self._last.of(_as_they_are, logits.size, rows, tokens)
-        self._of_parts("fdlp_force", logits, len(rows), _rows_argument(logits, of_rows), forced)
+        self._of_parts("fdlp_force", logits, len(rows), _rows_argument(logits, len(rows), of_rows), forced)
 
     def cut(self, logits: Logits, cut: Cut, rows: Int64s, values: Floats) -> None:
         """Cuts rows in place."""
@@ -197,24 +198,25 @@ class RowKernels:
     def copy_rows(self, logits: Logits, rows: Int64s, into: int) -> None:
         """Copies rows to consecutive ones at an address."""
         (of_rows,), _held = self._upload(rows)
-        self._of_parts("fdlp_copy_rows", logits, len(rows), _rows_argument(logits, of_rows), c_void_p(into))
+        given = _rows_argument(logits, len(rows), of_rows)
+        self._of_parts("fdlp_copy_rows", logits, len(rows), given, c_void_p(into))
 
     def _scan(
         self, logits: Logits, count: int, rows: c_void_p | None = None, *, selects: bool = False
     ) -> tuple[RowsArgument, DeviceArray]:
         """Launches the first pass over so many rows; returns what the others need, and its memory."""
         scratch = self._device.empty(scratch_bytes(count, logits.size))
-        given = _rows_argument(logits, rows, scratch.address, selects=selects)
+        given = _rows_argument(logits, count, rows, scratch.address, selects=selects)
         self._of_parts("fdlp_scan_rows", logits, count, given)
         return given, scratch
 
     def _of_parts(self, kernel: str, logits: Logits, rows: int, *arguments: Any) -> None:
         """Launches a block for each part of some rows."""
-        self._launch(kernel, rows * parts_of(logits.size), self._threads or PART_THREADS, *arguments)
+        self._launch(kernel, rows * parts_of(rows, logits.size), self._threads or PART_THREADS, *arguments)
 
     def _of_strips(self, kernel: str, logits: Logits, rows: int, *arguments: Any) -> None:
         """The same, for blocks that add the strips of their part."""
-        self._launch(kernel, rows * parts_of(logits.size), self._threads or STRIP_THREADS, *arguments)
+        self._launch(kernel, rows * parts_of(rows, logits.size), self._threads or STRIP_THREADS, *arguments)
 
     def _of_lists(self, kernel: str, logits: Logits, lists: int, *arguments: Any) -> None:
         """Launches a block for each of some rows."""
@@ -266,9 +268,11 @@ class _LastOperands:
 
 
 def _rows_argument(
-    logits: Logits, rows: c_void_p | None = None, scratch: int = 0, *, selects: bool = False
+    logits: Logits, count: int, rows: c_void_p | None = None, scratch: int = 0, *, selects: bool = False
 ) -> RowsArgument:
-    return RowsArgument(logits.address, rows, scratch, logits.size, selects)
+    """Returns the argument for a launch on `count` rows."""
+    span = span_of(count, logits.size)
+    return RowsArgument(logits.address, rows, scratch, logits.size, span, selects)
 
 
 def _filters_of(draws: Draws) -> tuple[NDArray[Any], ...]:

@@ -14,8 +14,10 @@ from kernel_sides import Arrays, CompiledSide, KernelSide, Side, same_bits
 from numpy.typing import NDArray
 
 from fastdeploy_lp.model_executor.ops import compiled_ops
+from fastdeploy_lp.model_executor.ops.cuda import row_arguments
 from fastdeploy_lp.model_executor.ops.cuda.device import DeviceArray
-from fastdeploy_lp.model_executor.ops.cuda.row_arguments import PART
+from fastdeploy_lp.model_executor.ops.cuda.row_arguments import LEAST_PART as PART
+from fastdeploy_lp.model_executor.ops.cuda.row_arguments import MOST_PART, parts_of, span_of
 from fastdeploy_lp.model_executor.ops.cuda.row_kernels import DIGITS, MOST_LISTED
 from fastdeploy_lp.model_executor.ops.cuda.sources import KernelSources
 from fastdeploy_lp.model_executor.ops.row_ops import Cut, Draws
@@ -64,7 +66,7 @@ def same(compiled: Side, given: Case, order: str = "forward", threads: int = 64)
 def test_the_sources_and_the_launches_have_the_same_constants() -> None:
     headers = KernelSources.read().headers
     for file, text in {
-        "parts.cuh": f"constexpr int kPart = {PART};",
+        "parts.cuh": f"constexpr int kLeastPart = {PART}, kMostPart = {MOST_PART};",
         "lists.cuh": f"constexpr int kMostListed = {MOST_LISTED};",
         "select.cuh": f"constexpr int kDigits = {DIGITS};",
     }.items():
@@ -211,3 +213,24 @@ def test_ties_that_are_counted_anew_in_each_part_are_found(compiled: Side) -> No
     row[-1] = 1
     given = case_of(row, top_k=PART + 99, uniform=1.0)
     assert set(differences(side, compiled, [given])) == {"draw"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "size"), [(0, 5), (1, 1), (1, 151_936), (8, 151_936), (256, 151_936), (4096, 151_936)]
+)
+def test_parts_are_short_for_few_rows_and_long_for_many(rows: int, size: int) -> None:
+    span = span_of(rows, size)
+    assert span % PART == 0
+    assert PART <= span <= MOST_PART
+    assert rows * parts_of(rows, size) <= row_arguments.BLOCKS or span == MOST_PART
+    assert span == PART or rows * -(-size // (span - PART)) > row_arguments.BLOCKS
+
+
+@pytest.mark.parametrize("blocks", [1, 7, 12])
+@pytest.mark.parametrize("cut", Cut)
+def test_parts_of_any_length(compiled: Side, blocks: int, cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_arguments, "BLOCKS", blocks)
+    size = MOST_PART + 3 * PART + 77
+    flat, ties = np.zeros(size, np.float32), np.round(normal(size))
+    given = case_of(flat, ties, normal(size), cut=cut, top_k=[PART + 1, 5, 0], uniform=[0.9, 0.4, 0.999])
+    assert same(compiled, given, ORDERS[cut % 3])

@@ -12,7 +12,7 @@ __device__ inline int draw_token(const Place& at, const Weigher& weigher, const 
     const auto goal_of = [&](u64 total) -> u64 { return whole_from(share * static_cast<double>(total)); };
     u64 goal;
     const Reached reached = find_part(at.parts, weight_of, count_of, kept.each, kept.ties, goal_of, goal);
-    const int begin = reached.part * kPart, end = begin + kPart < at.size ? begin + kPart : at.size;
+    const int begin = at.begin_of(reached.part), end = at.end_of(reached.part);
     const u64 equal = count_of(reached.part), ties = reached.counted < kept.ties ? kept.ties - reached.counted : 0;
     int last_token = ties > 0 ? end : -1;
     if (ties > 0 && ties < equal) {
@@ -74,7 +74,7 @@ FDLP_KERNEL fdlp_find_last(const fdlp::Draws given) {
         const auto count_of = [&](int part) -> u64 { return __ldcg(&at.counts[part]); };
         u64 goal;
         const Reached reached = find_part(at.parts, none, count_of, 1, kept.ties, [](u64 total) -> u64 { return total; }, goal);
-        const int begin = reached.part * kPart, end = begin + kPart < at.size ? begin + kPart : at.size;
+        const int begin = at.begin_of(reached.part), end = at.end_of(reached.part);
         const auto equal = [&](int token) -> u64 { return at.row[token] == kept.last; };
         const int last_token = find_token(begin, end, reached.before, goal, equal).token;
         if (threadIdx.x == 0) at.state->last_token = last_token;

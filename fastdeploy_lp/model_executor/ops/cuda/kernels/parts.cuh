@@ -8,10 +8,10 @@
 
 namespace fdlp {
 
-// Tokens of a part; a multiple of every strip. As in row_arguments.py.
-constexpr int kPart = 4096;
+// Tokens of a part: a multiple of the least, which is one of every strip. Few rows have short parts, so that there are many; many rows have
+// long ones, since each has bins of its own to clear and to merge. As in row_arguments.py.
+constexpr int kLeastPart = 4096, kMostPart = 32768;
 constexpr int kMostBins = 2048, kMostSums = 3, kShortestStrip = static_cast<int>(kDoubleLanes * kLaneSteps);
-constexpr int kStripsOfPart = kPart / kShortestStrip;
 
 // Where weights, added from the greatest logit on, reach a sum.
 struct Selected {
@@ -30,7 +30,7 @@ struct RowState {
 };
 
 // 64-bit words of a row's scratch; as in row_arguments.py.
-constexpr int kRowWords = kMostBins + 8, kPartWords = 3 + kMostSums * kStripsOfPart;
+constexpr int kRowWords = kMostBins + 8, kPartWords = 3, kStripWords = kMostSums;
 static_assert(sizeof(RowState) == (kRowWords - kMostBins) * sizeof(u64), "bins and a state");
 
 // Argument of kernels.
@@ -39,6 +39,7 @@ struct Rows {
     const long long* rows;  // which of them, distinct; null for all
     u64* scratch;
     int size;
+    int span;     // tokens of a part
     int selects;  // whether a later pass selects by weights
 };
 
@@ -46,27 +47,32 @@ struct Rows {
 struct Place {
     float* row;
     int number;  // of the row among those of the launch
-    int size, parts, part, begin, end;
+    int size, span, strips, parts, part, begin, end;
     RowState* state;
     // [kMostBins]
     u64* bins;
     // Of each part: its greatest logit and the first token that has it; and results of a pass.
     u64 *best, *weights, *counts;
-    double* sums;  // [kMostSums, parts * kStripsOfPart]
+    double* sums;  // [kMostSums, strips]
+
+    __device__ int begin_of(int other) const { return other * span; }
+    __device__ int end_of(int other) const { return begin_of(other) + span < size ? begin_of(other) + span : size; }
 };
 
-__device__ inline int parts_of(const Rows& given) { return (given.size + kPart - 1) / kPart; }
+__device__ inline int parts_of(const Rows& given) { return (given.size + given.span - 1) / given.span; }
 
 __device__ inline Place place_in(const Rows& given, int number, int part) {
     Place at;
     at.size = given.size;
+    at.span = given.span;
+    at.strips = (given.size + kShortestStrip - 1) / kShortestStrip;
     at.parts = parts_of(given);
     at.number = number;
     at.part = part;
-    at.begin = at.part * kPart;
-    at.end = at.begin + kPart < at.size ? at.begin + kPart : at.size;
+    at.begin = at.begin_of(part);
+    at.end = at.end_of(part);
     at.row = given.logits + (given.rows == nullptr ? at.number : given.rows[at.number]) * given.size;
-    u64* words = given.scratch + static_cast<long long>(at.number) * (kRowWords + kPartWords * at.parts);
+    u64* words = given.scratch + static_cast<long long>(at.number) * (kRowWords + kPartWords * at.parts + kStripWords * at.strips);
     at.bins = words;
     at.state = reinterpret_cast<RowState*>(words + kMostBins);
     at.best = words + kRowWords;

@@ -77,7 +77,7 @@ struct Bins {
 
 // Of a part, `low` sums the lowest 16 bits of the weights, and `high` the others: a part's do not overflow.
 constexpr int kLowBits = 16;
-static_assert(kPart <= 1 << (31 - kLowBits), "no overflow");
+static_assert(kMostPart <= 1 << (31 - kLowBits), "no overflow");
 
 __device__ inline u64 bin_of_part(const Bins& bins, int bin) {
     u64 low = 0, high = 0;

@@ -10,7 +10,7 @@ namespace fdlp {
 template <int kLanes, int kSums, class Number, class Take>
 __device__ void sum_strips(const Place& at, const Take& take) {
     constexpr int kStrip = kLanes * static_cast<int>(kLaneSteps);
-    static_assert(kPart % kStrip == 0 && kStrip >= kShortestStrip && kSums <= kMostSums, "whole strips");
+    static_assert(kLeastPart % kStrip == 0 && kStrip >= kShortestStrip && kSums <= kMostSums, "whole strips");
     const int groups = blockDim.x / kLanes, group = threadIdx.x / kLanes, lane_of_strip = threadIdx.x % kLanes;
     for (int first = at.begin; first < at.end; first += groups * kStrip) {
         Number sums[kSums] = {};
@@ -20,7 +20,7 @@ __device__ void sum_strips(const Place& at, const Take& take) {
         for (int k = 0; k < kSums; ++k) {
             double sum = 0.0;
             for (int l = 0; l < kLanes; ++l) sum += static_cast<double>(__shfl_sync(kEveryLane, sums[k], l, kLanes));
-            if (lane_of_strip == 0 && begin < end) at.sums[k * at.parts * kStripsOfPart + begin / kStrip] = sum;
+            if (lane_of_strip == 0 && begin < end) at.sums[k * at.strips + begin / kStrip] = sum;
         }
     }
 }
@@ -36,7 +36,7 @@ __device__ void add_strips(const Place& at, double (&totals)[kSums]) {
     for (int first = 0; first < strips; first += kAtOnce) {
         const int count = strips - first < kAtOnce ? strips - first : kAtOnce;
         for (int k = 0; k < kSums; ++k) {
-            const double* sums = at.sums + k * at.parts * kStripsOfPart + first;
+            const double* sums = at.sums + k * at.strips + first;
             for (int i = threadIdx.x; i < count; i += blockDim.x) staged[k][i] = __ldcg(&sums[i]);
         }
         __syncthreads();

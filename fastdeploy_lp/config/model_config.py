@@ -5,14 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastdeploy_lp.config.default_sampling import default_sampling, require_default_sampling
-from fastdeploy_lp.config.option_values import option, require_model_impl
+from fastdeploy_lp.config.option_values import json_object, option, require_model_impl
 from fastdeploy_lp.request.pooling_params import POOLING_TYPES
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 DEFAULT_POOLING_TYPE = "last"
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 QUANTIZATIONS = ("w8a8", "w8a16")
 MODEL_IMPLS = ("auto", "native", "paddleformers")
+# Of `override_generation_config`.
+SAMPLING_FIELDS = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+
+
+def default_sampling(text: str) -> dict[str, float]:
+    """Returns the fields of a JSON object; raises ValueError for other text, fields and values."""
+    given = json_object(text, '{"temperature": 0.2}')
+    for name in given:
+        if name not in SAMPLING_FIELDS:
+            raise ValueError(f"{name} is not allowed; allowed are {', '.join(SAMPLING_FIELDS)}")
+    SamplingParams(**given)
+    return given
+
+
+def require_default_sampling(name: str, value: str) -> None:
+    """Raise ValueError naming the option unless `default_sampling` accepts its value."""
+    try:
+        default_sampling(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ from fastdeploy_lp.platforms.nvidia_driver import (
     device_free_memory,
     visible_devices,
 )
-from fastdeploy_lp.platforms.pinned_reads import PinnedReads
-from fastdeploy_lp.platforms.pinned_ring import Bytes, Fence, PinnedRing
+from fastdeploy_lp.platforms.pinned_memory import Bytes, Fence, PinnedReads, PinnedRing
 
 if TYPE_CHECKING:
     from paddle import Tensor

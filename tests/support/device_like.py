@@ -16,8 +16,7 @@ from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.ops import compiled_ops
 from fastdeploy_lp.platforms import CpuPlatform, DeviceFailure, GpuPlatform, current_platform, selection
-from fastdeploy_lp.platforms.pinned_reads import PinnedReads
-from fastdeploy_lp.platforms.pinned_ring import PinnedRing
+from fastdeploy_lp.platforms.pinned_memory import PinnedReads, PinnedRing
 from support.block_attention_operator import block_multihead_attention
 from support.gpu_semantics import DeviceQueue, gpu_semantics
 

@@ -1,4 +1,4 @@
-"""Attention by our own CUDA kernels where Paddle's operator is slow or has none. Not yet run on a GPU."""
+"""Attention by our own CUDA kernels where Paddle's operator is slow or has none. With Paddle not yet run on a GPU."""
 
 from __future__ import annotations
 

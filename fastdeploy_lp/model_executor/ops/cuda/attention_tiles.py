@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 # As in `kernels/attention/passes.cuh`: rows of a warp, a row being a token and a query head.
 TILE_ROWS = 16
 SPLIT_KEYS, MOST_SPLITS = 256, 32
-# Chunks of at most so many tokens are few warps, so their contexts are divided among several; not measured yet.
+# Chunks of at most so many tokens are few warps, so their contexts are divided among several.
 FEW_TOKENS = 16
 # Of the splits that wait for their merge. More tokens have enough warps without splits.
 PARTIAL_BYTES = 256 << 20

@@ -1,8 +1,9 @@
-"""Pinned host memory for copies to a device that the host does not wait for."""
+"""Pinned host memory: copies to a device that the host does not wait for, and reads that wait for nothing later."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +15,8 @@ ALIGNMENT = 64
 SEGMENT_BYTES = 64 << 20
 # No step sends more; pinned memory is lost to the rest of the machine.
 MOST_BYTES = 1 << 30
+# Memory of a read: the tokens of a step with some logprobs; a larger read gets more.
+LEAST_READ_BYTES = 64 << 10
 
 Bytes = NDArray[np.uint8]
 
@@ -36,6 +39,9 @@ class Copies(Protocol):
 
     def copy(self, target: Any, source: Bytes) -> None:
         """Queues a copy of `source`, whose contents must not change until the device has reached a later fence."""
+
+    def copy_back(self, target: Bytes, source: Any) -> None:
+        """Queues a copy of a tensor to `target`; its contents are unknown until the device has reached a later fence."""
 
     def fence(self) -> Fence:
         """Returns the place after everything queued so far."""
@@ -98,3 +104,28 @@ class PinnedRing:
             if len(oldest.memory) >= size:
                 return oldest.memory
         return self._copies.allocate(wanted)
+
+
+class PinnedReads:
+    """One piece of pinned memory for one read at a time; reads that overlap get their own."""
+
+    def __init__(self, copies: Copies) -> None:
+        self._copies = copies
+        self._free: Bytes = np.empty(0, np.uint8)
+
+    def begin(self, source: Any, shape: list[int], dtype: np.dtype[Any]) -> Callable[[], NDArray[Any]]:
+        """Queues a copy of a tensor; returns a function, to be called once, that waits for it and returns an array."""
+        size = int(np.prod(shape)) * dtype.itemsize
+        memory, self._free = self._free, np.empty(0, np.uint8)
+        if len(memory) < size:
+            memory = self._copies.allocate(max(size, LEAST_READ_BYTES))
+        self._copies.copy_back(memory[:size], source)
+        fence = self._copies.fence()
+
+        def finish() -> NDArray[Any]:
+            fence.synchronize()
+            found: NDArray[Any] = memory[:size].view(dtype).reshape(shape).copy()
+            self._free = memory
+            return found
+
+        return finish

@@ -1,6 +1,8 @@
-"""The ring of pinned memory against a device that copies as late as it may."""
+"""Copies and reads through pinned memory, with a device that copies as late as it may."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,9 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fastdeploy_lp.platforms.pinned_ring import ALIGNMENT, MOST_BYTES, SEGMENT_BYTES, PinnedRing
+from fastdeploy_lp.platforms.pinned_memory import (
+    ALIGNMENT,
+    LEAST_READ_BYTES,
+    MOST_BYTES,
+    SEGMENT_BYTES,
+    PinnedReads,
+    PinnedRing,
+)
 
 Bytes = NDArray[np.uint8]
+INT64, FLOAT64 = np.dtype(np.int64), np.dtype(np.float64)
 # 256 rows of a mask for 151,936 tokens.
 LARGE_MASK = 256 * 151_936 // 8
 
@@ -43,6 +53,10 @@ class LateDevice:
 
     def copy(self, target: Bytes, source: Bytes) -> None:
         self.queue.append((target, source))
+
+    def copy_back(self, target: Bytes, source: NDArray[Any]) -> None:
+        # The device's own memory may change afterwards, in the order of its queue.
+        self.queue.append((target, source.reshape(-1).copy().view(np.uint8)))
 
     def fence(self) -> LateFence:
         return LateFence(self)
@@ -159,3 +173,37 @@ def test_a_larger_array_than_the_ring_is_not_copied(size: int) -> None:
     host = np.broadcast_to(np.uint8(0), size)
     assert not PinnedRing(device, most=min(MOST_BYTES, size - 1)).write(np.zeros(1, np.uint8), host)
     assert device.queue == []
+
+
+def test_a_read_returns_what_was_there_and_waits_for_nothing_later() -> None:
+    device, tokens = LateDevice(), np.arange(6)
+    reads = PinnedReads(device)
+    finish = reads.begin(tokens, [2, 3], INT64)
+    tokens[:] = -1
+    later = np.zeros(8, np.uint8)
+    device.copy_back(later, np.array([7]))
+    found = finish()
+    assert found.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert device.done == 1
+    assert not later.any()
+
+
+def test_memory_is_used_again_and_earlier_results_stay() -> None:
+    device = LateDevice()
+    reads = PinnedReads(device)
+    found = [reads.begin(np.array([number]), [1], INT64)() for number in range(5)]
+    assert [each.tolist() for each in found] == [[0], [1], [2], [3], [4]]
+    assert device.pinned == LEAST_READ_BYTES
+    large = np.arange(LEAST_READ_BYTES, dtype=np.float64)
+    np.testing.assert_array_equal(reads.begin(large, [LEAST_READ_BYTES], FLOAT64)(), large)
+    assert device.pinned == LEAST_READ_BYTES + large.nbytes
+
+
+def test_reads_that_overlap_have_memory_of_their_own() -> None:
+    reads = PinnedReads(LateDevice())
+    first, second = (reads.begin(np.array([number]), [1], INT64) for number in (1, 2))
+    assert (second().tolist(), first().tolist()) == ([2], [1])
+
+
+def test_nothing_is_read_as_nothing() -> None:
+    assert PinnedReads(LateDevice()).begin(np.zeros(0, np.int64), [0, 3], INT64)().shape == (0, 3)

@@ -41,7 +41,7 @@ class Copies(Protocol):
         """Queues a copy of `source`, whose contents must not change until the device has reached a later fence."""
 
     def copy_back(self, target: Bytes, source: Any) -> None:
-        """Queues a copy of a tensor to `target`; its contents are unknown until the device has reached a later fence."""
+        """Queues a copy of a tensor to `target`, which must not be read until the device has reached a later fence."""
 
     def fence(self) -> Fence:
         """Returns the place after everything queued so far."""

@@ -53,6 +53,22 @@ def active(share_inputs: Mapping[str, Any]) -> list[int]:
     return slots
 
 
+class NeedsANewToken(Boosts):
+    """Right where each step shows one more token; fails where a server shows tokens late."""
+
+    def __init__(self, fd_config: FDConfig) -> None:
+        super().__init__(fd_config)
+        self.seen: dict[int, tuple[int, int]] = {}
+
+    def update_state(self, share_inputs: Mapping[str, Any]) -> None:
+        super().update_state(share_inputs)
+        outputs = share_inputs["output_token_ids"]
+        seen = {slot: (id(outputs[slot]), len(outputs[slot])) for slot in active(share_inputs)}
+        if any(self.seen.get(slot) == each for slot, each in seen.items()):
+            raise RuntimeError("no new token")
+        self.seen = seen
+
+
 class BoostsMoreEachStep(Boosts):
     """Right: by the number of output tokens."""
 

@@ -23,6 +23,7 @@ from fastdeploy_lp.logits_processor.testing.subject import (
     Stage,
     Subject,
     differences,
+    differs,
     require_same,
 )
 
@@ -252,6 +253,28 @@ def actions(subject: Subject) -> None:
         stage.run(LENGTH)
         expected = {key: acts for key, acts in subject.acts_alone.items() if key[0] == script.request_id}
         _require_same_acts(expected, stage.acts, "after a preemption")
+
+
+def late_tokens(subject: Subject) -> str:
+    """Returns how rows change where a server shows each token a step late; raises Advice if the processor fails there.
+
+    FastDeploy's overlap schedule calls `update_state` before the host knows the newest token. This server does not.
+    """
+    for script in subject.using:
+        harness = subject.harness()
+        slot = harness.enter(script.request_id, script.args, prompt=script.prompt, params=script.params)
+        for position in range(LENGTH):
+            row = harness.random_row(script.request_id, position)
+            try:
+                harness.update()
+                after = harness.apply(harness.tensor([row])).numpy()
+            except StepError as error:
+                raise Advice(f"fails where a server shows tokens a step late: {error}") from error
+            if differs(subject.alone[script.request_id, position], after[0]) is not None:
+                return "acts a token later where a server shows tokens a step late; this server never does"
+            if position > 0:
+                harness.slots.append_token(slot, script.tokens[position - 1])
+    return "depends on no token that a server may show a step late"
 
 
 def _require_same_acts(expected: Acts, actual: Acts, where: str) -> None:

@@ -144,11 +144,24 @@ def test_processors_for_torch_pass_and_a_copy_is_advised_against() -> None:
         (wrong.ReturnsACopy, ["in-place"]),
         (wrong.RemembersWhoWasAway, ["recovery", "rewind"]),
         (wrong.RemembersTheLongestOutput, ["rewind"]),
+        (wrong.NeedsANewToken, ["late-tokens"]),
     ],
 )
 def test_what_could_be_better_gives_advice_alone(processor: type, checks: list[str]) -> None:
     report = check_processor(processor, BOOSTS, skip=NO_TIMES)
     assert (report.of(Outcome.FAIL), report.of(Outcome.ADVICE)) == ([], checks)
+
+
+@pytest.mark.parametrize(
+    ("processor", "expected"),
+    [(wrong.Boosts, "depends on no token"), (wrong.BoostsMoreEachStep, "acts a token later where a server shows")],
+)
+def test_the_report_says_what_late_tokens_change(processor: type, expected: str) -> None:
+    (found,) = (
+        each for each in check_processor(processor, BOOSTS, skip=NO_TIMES).findings if each.check == "late-tokens"
+    )
+    assert found.outcome is Outcome.PASS
+    assert found.message.startswith(expected)
 
 
 def test_without_effect_and_without_arguments_there_is_advice() -> None:

@@ -267,7 +267,7 @@ def late_tokens(subject: Subject) -> str:
             row = harness.random_row(script.request_id, position)
             try:
                 harness.update()
-                after = harness.apply(harness.tensor([row])).numpy()
+                after = harness.apply(harness.tensor(row[None])).numpy()
             except StepError as error:
                 raise Advice(f"fails where a server shows tokens a step late: {error}") from error
             if differs(subject.alone[script.request_id, position], after[0]) is not None:

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ VICTIMS_KEY = "victim"
 # Time limit for the release of unused grammar caches and processes.
 SETTLE_SECONDS, SETTLED_MB = 15.0, 100.0
 IN_SMOKE = ("2,048 prompts x 4,096 bad words", "/tokenize of 15 MB", "Params that spins")
+# Of a process or thread that has ended since it was listed.
+ENDED = (FileNotFoundError, ProcessLookupError)
 BOUNDS = "the bounds are 2 x calm, 1000 ms, 100 ms and 200 MB"
 
 
@@ -48,7 +50,7 @@ class Server:
 
     def memory_mb(self) -> float:
         """Memory of the API process and of all that it started, in MB; pages that they share count once."""
-        return sum(proportional_mb(pid) for pid in _family(self.pid))
+        return sum(_memory_mb(pid) for pid in _family(self.pid))
 
 
 @dataclass
@@ -69,8 +71,16 @@ def _family(pid: int) -> list[int]:
     found = [pid]
     for parent in found:
         for children in Path(f"/proc/{parent}/task").glob("*/children"):
-            found += [int(child) for child in children.read_text().split()]
+            with suppress(*ENDED):
+                found += [int(child) for child in children.read_text().split()]
     return found
+
+
+def _memory_mb(pid: int) -> float:
+    try:
+        return proportional_mb(pid)
+    except ENDED:
+        return 0.0
 
 
 @contextmanager

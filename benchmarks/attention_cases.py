@@ -195,7 +195,7 @@ def same_bits_any_way(device: ReadableDevice, element: str, head_dim: int, group
 
 
 def _parts(crowd: Crowd, cuts: Sequence[int]) -> list[NDArray[Any]]:
-    """The results of a prompt in parts, with a cache of its own."""
+    """The results of a prompt in parts, with a separate cache."""
     alone = replace(crowd)
     bounds = itertools.pairwise([0, *cuts, crowd.lengths[0]])
     return [alone.run([(0, start, end)])[0] for start, end in bounds]

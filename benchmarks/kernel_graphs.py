@@ -59,7 +59,7 @@ class Generation:
         self._keys, self._values, self._qkv = (device.upload(self._numbers(*shape)) for shape in (cache, cache, qkv))
         self.out = device.empty(2 * seqs * SHAPE.heads * SHAPE.head_dim)
         self._angles = [
-            device.upload(random.standard_normal((CONTEXT, SHAPE.head_dim)).astype(np.float32)) for _ in "cs"
+            device.upload(random.standard_normal((CONTEXT, SHAPE.head_dim)).astype(np.float32)) for _ in range(2)
         ]
         self._tables = device.upload(np.zeros((seqs, blocks), np.int32))
         self._contexts = device.upload(np.zeros(seqs, np.int32))
@@ -77,8 +77,9 @@ class Generation:
         contexts[0] = self._random.integers(1, CONTEXT + 1)
         tables = self._random.permutation(self._seqs * self._width).reshape(self._seqs, self._width)
         qkv = self._numbers(*self._qkv.tensor.shape)
-        for target, host in ((self._contexts, contexts), (self._tables, tables), (self._qkv, qkv)):
-            target.tensor.copy_(self._torch.from_numpy(host.astype(np.dtype(str(target.tensor.dtype).split(".")[1]))))
+        given = ((self._contexts, contexts.astype(np.int32)), (self._tables, tables.astype(np.int32)), (self._qkv, qkv))
+        for target, host in given:
+            target.tensor.copy_(self._torch.from_numpy(host))
 
     def run(self) -> None:
         """Queues one pass."""
@@ -99,7 +100,7 @@ class Generation:
 
 
 def recorded_passes(torch: Any) -> list[bool]:
-    """Records passes of several batches; returns for each replay whether its results are those of the launches."""
+    """Records passes of several batches; returns for each replay whether it has the bits of the launches."""
     device, found = TorchDevice(torch, KernelSources.attention((ELEMENT, SHAPE.head_dim))), []
     for seqs in (1, 2, 8, 32):
         generation = Generation(torch, device, seqs)

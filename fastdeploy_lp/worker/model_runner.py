@@ -74,9 +74,10 @@ class ModelRunner(ModelRunnerBase):
     def followers(self) -> SlotFollowers:
         """Everything that keeps state for the sequence in a slot; the only place that lists it."""
         drafting = () if self._drafting is None else (self._drafting,)
+        ahead = () if self._ahead is None else (self._ahead,)
         chain = ChainSlots(self.chain)
         return SlotFollowers(
-            every=(SlotArrays(self.share_inputs), self._block_tables, self._pooling),
+            every=(SlotArrays(self.share_inputs), self._block_tables, self._pooling, *ahead),
             sampling=(self.mask, chain, self._sampler, self._prompt_logprobs, self.tracing, *drafting),
         )
 

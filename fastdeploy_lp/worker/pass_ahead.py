@@ -17,22 +17,30 @@ from fastdeploy_lp.model_executor.models.registry import ComputesAhead
 from fastdeploy_lp.platforms import to_device
 from fastdeploy_lp.worker.block_manager import BlockTables
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
+from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
 UNKNOWN = np.zeros(1, np.int64)
 
 
 class PassAhead:
-    """Hidden states of the tokens that a step has just drawn, by sequence.
+    """Hidden states of the tokens that a step has just drawn, by slot.
 
-    A sequence that ends or is rewound by such a token leaves its row unused: its keys and values are in blocks that are
-    its own until then, and whoever gets these blocks writes them later.
+    A sequence that leaves its slot before the next step leaves its row unused. Its last keys and values are in a block
+    that it alone held; the next holder's writes to this block are queued later.
     """
 
     def __init__(self, model: ComputesAhead, block_tables: BlockTables) -> None:
         self._model = model
         self._block_tables = block_tables
-        self._rows: dict[tuple[str, int], int] = {}
+        self._rows: dict[int, int] = {}
         self._hidden: Tensor | None = None
+
+    def enter(self, sequence: WorkerSequence) -> None:
+        """See `SlotFollower`; a sequence enters without a row."""
+
+    def leave(self, slot: int) -> None:
+        """Forgets the row of a sequence that has ended, or was preempted or rewound."""
+        self._rows.pop(slot, None)
 
     def begin(self, chunks: Sequence[ScheduledChunk], tokens: Tensor) -> None:
         """Queues the pass after the draw of `tokens` int64 [rows]; row r is that of chunk r."""
@@ -45,7 +53,7 @@ class PassAhead:
         ]
         # A row without a token has -1, which is no token's id; its request fails.
         self._hidden = self._model.forward_ahead(parts, paddle.clip(tokens, min=0))
-        self._rows = {_place(chunk, chunk.sequence.num_tokens): row for row, chunk in enumerate(going)}
+        self._rows = {chunk.sequence.slot: row for row, chunk in enumerate(going)}
 
     def take(self, chunks: Sequence[ScheduledChunk]) -> Tensor | None:
         """Returns the hidden states [chunks, hidden_size] if the pass had all of these chunks; forgets them."""
@@ -53,11 +61,7 @@ class PassAhead:
         self._hidden, self._rows = None, {}
         if hidden is None or any(chunk.num_tokens > 1 or chunk.draft for chunk in chunks):
             return None
-        found = [rows.get(_place(chunk, chunk.start)) for chunk in chunks]
+        found = [rows.get(chunk.sequence.slot) for chunk in chunks]
         if None in found:
             return None
-        return hidden if len(found) == len(rows) else paddle.gather(hidden, to_device(np.array(found)))
-
-
-def _place(chunk: ScheduledChunk, position: int) -> tuple[str, int]:
-    return chunk.sequence.entry_id, position
+        return hidden if len(found) == hidden.shape[0] else paddle.gather(hidden, to_device(np.array(found)))

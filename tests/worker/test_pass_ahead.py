@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from paddle import Tensor
 from support.device_like import device_like
 from support.grammars import TINY_EOS
-from support.sequences import chain_of, pooling, request
+from support.sequences import chain_of, pooling, request, run_to_end
 from support.tiny import tiny_fd_config, write_tiny_checkpoint
 
 from fastdeploy_lp.config import FDConfig
@@ -133,55 +134,37 @@ class Passes:
     taken: int = 0
 
 
-def counted_passes() -> Any:
+@contextmanager
+def counted_passes() -> Iterator[Passes]:
     passes = Passes()
+    begin, take = PassAhead.begin, PassAhead.take
 
-    class Counting(pytest.MonkeyPatch):
-        def __enter__(self) -> Passes:
-            begin, take = PassAhead.begin, PassAhead.take
+    def begins(self: PassAhead, *args: Any) -> None:
+        passes.begun += 1
+        begin(self, *args)
 
-            def begins(self: PassAhead, *args: Any) -> None:
-                passes.begun += 1
-                begin(self, *args)
+    def takes(self: PassAhead, *args: Any) -> Tensor | None:
+        taken = take(self, *args)
+        passes.taken += taken is not None
+        return taken
 
-            def takes(self: PassAhead, *args: Any) -> Tensor | None:
-                taken = take(self, *args)
-                passes.taken += taken is not None
-                return taken
-
-            self.setattr(PassAhead, "begin", begins)
-            self.setattr(PassAhead, "take", takes)
-            return passes
-
-        def __exit__(self, *_: object) -> None:
-            self.undo()
-
-    return Counting()
-
-
-@dataclass
-class Watching:
-    """What a device and the host do, in order."""
-
-    calls: list[str] = field(default_factory=list)
-
-    def __call__(self, name: str) -> None:
-        self.calls.append(name)
-
-
-WATCHING = Watching()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PassAhead, "begin", begins)
+        patch.setattr(PassAhead, "take", takes)
+        yield passes
 
 
 class SeesTokens(LogitsProcessor):
-    """Notes the number of tokens that it sees."""
+    """Notes in `calls` the number of tokens that it sees."""
 
     keeps_rows_valid = True
+    calls: list[str]
 
     def __init__(self, fd_config: FDConfig) -> None: ...
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         (slot, *_) = np.flatnonzero(~share_inputs["stop_flags"][:, 0]).tolist()
-        WATCHING(f"sees {len(share_inputs['output_token_ids'][slot])}")
+        self.calls.append(f"sees {len(share_inputs['output_token_ids'][slot])}")
 
     def apply(self, logits: Tensor) -> Tensor:
         return logits
@@ -189,25 +172,26 @@ class SeesTokens(LogitsProcessor):
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The calls of models and the device's reads."""
-    WATCHING.calls.clear()
+    """The calls of models and of SeesTokens, in order."""
+    calls: list[str] = []
+    monkeypatch.setattr(SeesTokens, "calls", calls, raising=False)
     for name in ("forward", "forward_ahead"):
         compute = getattr(DecoderForCausalLM, name)
 
         def computing(*args: Any, _compute: Any = compute, _name: str = name) -> Tensor:
-            WATCHING(_name)
+            calls.append(_name)
             result: Tensor = _compute(*args)
             return result
 
         monkeypatch.setattr(DecoderForCausalLM, name, computing)
-    return WATCHING.calls
+    return calls
 
 
 def test_the_next_pass_is_queued_before_the_tokens_are_read(watched: list[str], directory: str) -> None:
     """Processors see each token before the chain runs for the next one, as without a pass ahead."""
     with device_like() as platform:
         engine = engine_of(directory, [SeesTokens], overlap=True)
-        platform.queue.on_read = lambda: WATCHING("read")
+        platform.queue.on_read = lambda: watched.append("read")
         engine.add(request("r", [5, 6, 7], max_tokens=4, ignore_eos=True))
         watched.clear()
         while engine.has_work:
@@ -247,6 +231,24 @@ def test_a_pass_that_a_new_prompt_joins_runs_again(directory: str) -> None:
             engine.step()
     # The two of "first", and the last one of "second" alone.
     assert (counted.begun, counted.taken) == (4, 3)
+
+
+def test_a_preempted_sequence_uses_nothing_that_ran_ahead(directory: str) -> None:
+    """It comes back at the same position, since its block of four tokens is known, but with another block after it."""
+    with device_like(), counted_passes() as counted:
+        engine = engine_of(directory, [], overlap=True)
+        engine.add(request("r", [3, 1, 4], max_tokens=6, ignore_eos=True))
+        told = [*engine.step().steps, *engine.step().steps]
+        assert (counted.begun, counted.taken) == (2, 1)
+        engine.scheduler.preempt()
+        told += engine.step().steps
+        assert counted.taken == 1
+        while engine.has_work:
+            told += engine.step().steps
+        expected = run_to_end(
+            engine_of(directory, [], overlap=False), [request("r", [3, 1, 4], max_tokens=6, ignore_eos=True)]
+        )
+    assert [token for step in told for token in step.token_ids] == expected["r"].token_ids
 
 
 def test_nothing_runs_ahead_beside_a_prompt_that_goes_on(directory: str) -> None:

@@ -31,8 +31,7 @@ class SlotBook:
     def __init__(self) -> None:
         self.taken: dict[int, str] = {}
         self.entered: list[str] = []
-        self.held: set[int] = set()
-        self.computes_ahead = False
+        self.held, self.computes_ahead = set[int](), False
 
     def holds(self, slot: int) -> bool:
         return slot in self.held

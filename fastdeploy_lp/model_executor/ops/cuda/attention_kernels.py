@@ -15,7 +15,8 @@ from fastdeploy_lp.model_executor.ops.cuda.sources import ELEMENTS, HEAD_DIMS
 # 16 keys of one block of the cache are copied at once.
 LEAST_BLOCK_SIZE = 16
 WARP, THREADS = 32, 128
-# A large GPU holds about 400 of these blocks. On an H200, 256 to 8,192 of them take equally long.
+# A large GPU holds about 400 of these blocks. On an H200 fewer than 1,024 took longer for
+# drafts, and more took as long.
 SPLIT_BLOCKS = 8192
 # That a thread rotates and stores: neighbors in either half of a head.
 STORED_ELEMENTS = 16

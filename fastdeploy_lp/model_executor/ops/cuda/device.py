@@ -20,7 +20,7 @@ class Device(Protocol):
     def launch(self, kernel: str, grid: tuple[int, int], threads: int, *arguments: Any, shared: int = 0) -> None:
         """Queues a kernel on a grid of blocks with so many threads; arguments are numbers of `ctypes`.
 
-        shared: bytes of shared memory of a block, besides those that the kernel declares.
+        shared: bytes of shared memory of a block, added to the memory that the kernel declares.
         """
 
     def upload(self, host: NDArray[Any]) -> DeviceArray:

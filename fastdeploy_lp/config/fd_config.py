@@ -14,6 +14,7 @@ from fastdeploy_lp.config.option_values import (
     option,
     require_collector,
     require_names,
+    require_number,
     require_processors,
     require_seconds,
     require_share,
@@ -76,6 +77,7 @@ class SchedulerConfig:
 
     prompt_step_seconds: what prompts may add to a step in which sequences generate; 0 for any time.
     upload_time_share: what uploaded processors may add to the time of other sequences' steps, as a share of it.
+    client_time_share: what clients may add to each other's steps, as a share of the time of a client's own tokens.
     fair_queue: clients share what a step computes of prompts. speculation: None for one token a step.
     """
 
@@ -111,6 +113,12 @@ class SchedulerConfig:
         group="Scheduling",
         help="time that uploaded processors may add to steps in which other requests generate, as a share of it",
         check=require_share,
+    )
+    client_time_share: float = option(
+        0.0,
+        group="Scheduling",
+        help="time that other clients may add to a client's steps, as a share of its own; 0 for no limit",
+        check=require_number,
     )
     fair_queue: bool = False
     speculation: Speculation | None = option(

@@ -161,6 +161,12 @@ def require_some_seconds(name: str, value: object) -> None:
     require_seconds(name, value, above_zero=True)
 
 
+def require_number(name: str, value: object) -> None:
+    """Raise ValueError unless `value` is a finite number from 0 on."""
+    if not is_number(value) or not 0 <= value < math.inf:
+        raise ValueError(f"{name}: {value!r} is not allowed; it must be a number of at least 0")
+
+
 def require_share(name: str, value: object) -> None:
     """Raise ValueError unless `value` is a number above 0 and at most 1."""
     if not is_number(value) or not 0 < value <= 1:

@@ -115,7 +115,7 @@ class EngineCore:
             return self._outputs(unprepared, list(self.runner.chain.stats.values()))
         steps = self._rounds(chunks)
         seconds = time.monotonic() - began
-        self._note_pace(chunks, seconds)
+        self.scheduler.took(chunks, seconds, self.runner.chain.stats)
         return self._outputs(unprepared + steps, self._changed_stats(), seconds)
 
     def _rounds(self, chunks: list[ScheduledChunk]) -> list[SequenceStep]:
@@ -187,12 +187,6 @@ class EngineCore:
         chunk.sequence.accepted += chunk.accepted
         stats = self._drafts.setdefault(chunk.draft_kind, DraftStats(chunk.draft_kind))
         stats.add(len(chunk.draft), chunk.accepted)
-
-    def _note_pace(self, chunks: list[ScheduledChunk], seconds: float) -> None:
-        prompts = [chunk for chunk in chunks if chunk.num_tokens > 1 or not chunk.samples]
-        tokens = sum(chunk.cost for chunk in prompts)
-        self.scheduler.pace.took(seconds, len(chunks) - len(prompts), tokens)
-        self.scheduler.uploads.took(seconds, self.runner.chain.stats)
 
     def _scheduled(self) -> list[ScheduledChunk]:
         """Returns the step's chunks; empty if every sequence in a slot is held while others are being prepared."""

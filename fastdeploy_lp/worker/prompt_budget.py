@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from fastdeploy_lp.worker.sequence import Sequence
 
@@ -87,10 +87,8 @@ class FairPromptBudget:
             self._by_client[oldest] += 1
             wanted[oldest] -= 1
             tokens -= 1
-        for place, client in enumerate(sorted(wanted, key=wanted.__getitem__)):
-            share = min(wanted[client], tokens // (len(wanted) - place))
+        for client, share in even_shares(wanted, tokens).items():
             self._by_client[client] += share
-            tokens -= share
 
     def has_tokens_for(self, sequence: Sequence) -> bool:
         """Returns True if `grant` returns at least one token for the sequence."""
@@ -102,6 +100,15 @@ class FairPromptBudget:
         if granted:
             self._by_client[sequence.client] -= cost
         return granted
+
+
+def even_shares(wanted: Mapping[str, int], tokens: int) -> dict[str, int]:
+    """Divides tokens evenly among clients; tokens that a client does not need go to the others."""
+    shares: dict[str, int] = {}
+    for client in sorted(wanted, key=wanted.__getitem__):
+        shares[client] = min(wanted[client], tokens // (len(wanted) - len(shares)))
+        tokens -= shares[client]
+    return shares
 
 
 def _affordable(sequence: Sequence, wanted: int, tokens: int) -> tuple[int, int]:

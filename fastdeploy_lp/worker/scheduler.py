@@ -5,14 +5,16 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from operator import attrgetter
 from typing import Protocol
 
 from fastdeploy_lp.config import SchedulerConfig
 from fastdeploy_lp.logits_processor.chain.recorded_actions import Rewind
+from fastdeploy_lp.stats import ProcessorStats
 from fastdeploy_lp.worker.block_manager import BlockManager
+from fastdeploy_lp.worker.client_turns import ClientTurns
 from fastdeploy_lp.worker.drafters.drafter import Draft
 from fastdeploy_lp.worker.prompt_budget import FairPromptBudget, PromptBudget, StepPace
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
@@ -48,8 +50,8 @@ class Scheduler:
     prompts' tokens. A sequence is admitted while the step's budget has tokens left, with blocks for its whole prompt.
     So the budget bounds the number of running sequences, and every generating one gets its token in every step. When a
     generating sequence finds no free block, the youngest running one is preempted: it returns to the head of the queue
-    and recomputes its tokens later. A sequence whose slot is held keeps the slot but gets no token; `uploads` holds
-    some, so that the others get theirs in time.
+    and recomputes its tokens later. A sequence whose slot is held keeps the slot but gets no token; `uploads` and
+    `turns` hold some, so that the others get theirs in time.
     """
 
     def __init__(self, config: SchedulerConfig, blocks: BlockManager, slots: WorkerSlots) -> None:
@@ -63,6 +65,7 @@ class Scheduler:
         self._fair = config.fair_queue
         self.pace = StepPace(config.prompt_step_seconds)
         self.uploads = UploadPace(config.upload_time_share)
+        self.turns = ClientTurns(config.client_time_share)
         self.num_preemptions = 0
 
     @property
@@ -90,14 +93,16 @@ class Scheduler:
         With work left, the result is empty only if all slots are held.
         """
         preemptions = self.num_preemptions
-        self.uploads.begin(slot for slot, each in self._running.items() if self._can_generate(slot, each))
+        ready = [slot for slot, each in self._running.items() if self._can_generate(slot, each)]
+        self.uploads.begin(ready)
+        self.turns.begin((slot for slot in ready if not self.uploads.holds(slot)), self._prompts())
         chunks = self._generating()
         if not chunks:
             # The sequences beside which others were held may all have been preempted.
             self.uploads.begin(())
+            self.turns.begin((), ())
             chunks = self._generating()
-        left = self._budget - len(chunks)
-        budget = self._prompt_budget(left, beside_others=bool(chunks))
+        budget = self._prompt_budget(len(chunks))
         self._continue_prompts(chunks, budget)
         # Admission would take the blocks that preemption has just freed.
         if self.num_preemptions == preemptions:
@@ -113,6 +118,7 @@ class Scheduler:
         del self._running[slot]
         heapq.heappush(self._free_slots, slot)
         self.uploads.leave(slot)
+        self.turns.leave(slot)
         self._slots.leave(slot)
         self._blocks.release(sequence)
 
@@ -139,6 +145,19 @@ class Scheduler:
         self._slots.leave(sequence.slot)
         self._blocks.rewind(sequence)
         self._slots.enter(sequence)
+
+    def took(self, chunks: Iterable[ScheduledChunk], seconds: float, stats: Mapping[str, ProcessorStats]) -> None:
+        """Records the duration of a step of these chunks; `stats` has the seconds of all processors until now."""
+        num_generating = num_prompt_tokens = drafted = 0
+        for chunk in chunks:
+            drafted += len(chunk.draft)
+            if chunk.samples and chunk.num_tokens == 1:
+                num_generating += 1
+            else:
+                num_prompt_tokens += chunk.cost
+        self.pace.took(seconds, num_generating, num_prompt_tokens)
+        self.uploads.took(seconds, stats)
+        self.turns.took(num_generating, num_generating + num_prompt_tokens + drafted, seconds)
 
     def _can_generate(self, slot: int, sequence: Sequence) -> bool:
         return sequence.num_tokens - sequence.num_computed == 1 and not self._slots.holds(slot)
@@ -170,7 +189,8 @@ class Scheduler:
             for chunk in chunks
             if chunk.samples and chunk.num_tokens == 1 and chunk.sequence.finish_reason is None
         }
-        room = self._budget - sum(chunk.cost for chunk in chunks)
+        taken = sum(chunk.cost for chunk in chunks)
+        room = min(self._budget - taken, self.turns.room(taken))
         if not generating or room <= 0:
             return
         tokens = sum(chunk.num_tokens for chunk in chunks)
@@ -194,15 +214,20 @@ class Scheduler:
             for chunk in going:
                 chunk.goes_ahead = True
 
-    def _prompt_budget(self, left: int, *, beside_others: bool) -> PromptBudget | FairPromptBudget:
-        """Returns the prompts' part of the tokens left in a step; `beside_others`: sequences generate in it."""
-        if not self._fair:
-            return PromptBudget(self.pace.allowance(left) if beside_others else left)
-        begun = [each for each in self._running.values() if each.num_tokens - each.num_computed > 1]
-        candidates = [*begun, *islice(self._waiting, len(self._free_slots))]
-        # A token for each client: a slow prompt does not stop others.
-        clients = len({each.client for each in candidates})
-        return FairPromptBudget(self.pace.allowance(left, clients) if beside_others else left, candidates)
+    def _prompts(self) -> Iterator[Sequence]:
+        """Yields the sequences whose prompts a step may compute, oldest first."""
+        yield from (each for each in self._running.values() if each.num_tokens - each.num_computed > 1)
+        yield from islice(self._waiting, len(self._free_slots))
+
+    def _prompt_budget(self, num_generating: int) -> PromptBudget | FairPromptBudget:
+        """Returns the prompts' part of the tokens of a step, beside so many sequences that generate."""
+        candidates = list(self._prompts()) if self._fair else ()
+        left = self._budget - num_generating
+        if num_generating:
+            # A token for each client: a slow prompt does not stop others.
+            least = len({each.client for each in candidates}) or 1
+            left = self.pace.allowance(min(left, self.turns.room(num_generating, least)), least)
+        return FairPromptBudget(left, candidates) if self._fair else PromptBudget(left)
 
     def _continue_prompts(self, chunks: list[ScheduledChunk], budget: PromptBudget | FairPromptBudget) -> None:
         """Spends the budget on started prompts, oldest first."""
@@ -232,12 +257,13 @@ class Scheduler:
             sequence.slot = heapq.heappop(self._free_slots)
             self._running[sequence.slot] = sequence
             self.uploads.enter(sequence)
+            self.turns.enter(sequence)
             self._slots.enter(sequence)
             granted = self._append(chunks, sequence, budget)
             in_progress.update(self._blocks.completed_by(sequence, granted))
 
     def _holds(self, slot: int) -> bool:
-        return self.uploads.holds(slot) or self._slots.holds(slot)
+        return self.uploads.holds(slot) or self.turns.holds(slot) or self._slots.holds(slot)
 
     def _append(self, chunks: list[ScheduledChunk], sequence: Sequence, budget: PromptBudget | FairPromptBudget) -> int:
         """Spends the budget on a prompt; returns the number of tokens. The last token of a held prompt waits."""

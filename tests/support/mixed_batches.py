@@ -27,6 +27,7 @@ from support.random_requests import random_request
 from support.stand_ins import vllm_stand_ins
 
 MAX_MODEL_LEN = 192
+SEED = 20
 MAX_TOKENS = 96
 MAX_TRACED = 10_000
 HAS_TORCH = importlib.util.find_spec("torch") is not None
@@ -254,7 +255,9 @@ class RequestSource:
         sometimes("logits_processors_trace", {"top_k": rng.randint(1, 4)}, 0.1)
         sometimes("prediction", self._tokens(rng.randint(1, 30)), 0.1)
         sometimes("speculative", False, 0.05)
-        fields |= self._selection()
+        if selection := self._selection():
+            # Processors such as XTC draw at a temperature of 0, too.
+            fields |= {"seed": SEED, **fields, **selection}
 
     def _prompt(self) -> list[int]:
         """Tokens that repeat, or that several requests begin with."""

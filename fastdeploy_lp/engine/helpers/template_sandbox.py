@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fastdeploy_lp.engine.chat_template import ChatOptions
@@ -20,6 +21,8 @@ from fastdeploy_lp.request.limits import REQUEST_TEMPLATE_BYTES, REQUEST_TEMPLAT
 MODULE = "fastdeploy_lp.engine.helpers.template_process"
 # Concurrent processes; each uses a core.
 PROCESSES = 2
+# Steps of the worker have priority when there are fewer cores than processes.
+NICENESS = 10
 # Wall-clock limit as a multiple of the CPU time limit, for a busy machine.
 PATIENCE = 10
 
@@ -73,6 +76,7 @@ async def _output_of_process(job: bytes) -> bytes:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
+        preexec_fn=partial(os.nice, NICENESS),
         # Not this process's environment, which may contain keys.
         env={"PYTHONPATH": os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path))},
     )

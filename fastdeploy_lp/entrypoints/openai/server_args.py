@@ -79,7 +79,8 @@ class ServerArgs:
     )
     max_connections_per_client: int | None = option(
         None,
-        help="connections of one address (IPv6: one /64 network) before its idle ones are closed (default: half)",
+        help="connections of one address (IPv6: one /64 network) before its idle ones are closed (default: half, at "
+        "most 2048)",
         check=at_least(1),
     )
     allow_extra_fields: bool = option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -41,6 +42,19 @@ def rendered(source: str, **options: Any) -> str:
 def test_a_template_gives_what_it_gives_here(source: str, options: dict[str, Any]) -> None:
     here = ChatTemplate(source, TOKENS).render(MESSAGES, ChatOptions(chat_template=source, **options))
     assert rendered(source, **options) == here
+
+
+def test_steps_of_the_worker_have_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    start_whole, found = template_sandbox.start_whole, list[int]()
+
+    async def noted(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        process = await start_whole(*command, **options)
+        found.append(os.getpriority(os.PRIO_PROCESS, process.pid))
+        return process
+
+    monkeypatch.setattr(template_sandbox, "start_whole", noted)
+    assert rendered("{{ bos_token }}") == "<s>"
+    assert found == [min(os.getpriority(os.PRIO_PROCESS, 0) + template_sandbox.NICENESS, 19)]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,13 @@ import pytest
 from support.bounded_server import exchange, serving
 
 from fastdeploy_lp.entrypoints.openai.listener import connections
-from fastdeploy_lp.entrypoints.openai.listener.bounds import MAX_BYTES_OF_HEADS, ConnectionBounds, client_of
+from fastdeploy_lp.entrypoints.openai.listener.bounds import (
+    MAX_BYTES_OF_HEADS,
+    MOST_PER_CLIENT,
+    ConnectionBounds,
+    client_of,
+    connection_bounds,
+)
 
 HALF_A_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost:"
 HALF_A_BODY = HALF_A_HEAD + b" here\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
@@ -54,6 +60,18 @@ def test_one_who_works_does_not_give_way() -> None:
     another = Peer("a")
     bounds.came(another)
     assert [peer.gone for peer in [*peers[:3], another]] == [False, True, False, False]
+
+
+@pytest.mark.parametrize(("limit", "most"), [(100_000, MOST_PER_CLIENT), (3000, 1500)])
+def test_by_default_one_client_has_half_of_the_connections_or_a_number_that_is_handled_at_once(
+    limit: int, most: int
+) -> None:
+    bounds = connection_bounds(limit, None)
+    peers = [Peer("a") for _ in range(most + 1)]
+    for peer in peers:
+        assert not peers[0].gone
+        bounds.came(peer)
+    assert [peer.gone for peer in peers] == [True, *[False] * most]
 
 
 def test_unfinished_heads_have_a_bound_over_all_connections() -> None:

@@ -32,6 +32,8 @@ SERVER = "fastdeploy_lp.entrypoints.openai.api_server"
 START_SECONDS, REQUEST_SECONDS = 180.0, 240.0
 PROBE_SECONDS = 0.05
 VICTIMS_KEY = "victim"
+# Of a stream; another one follows. A step takes longer with a long context, and attacks take longer than calm rounds.
+VICTIMS_TOKENS = 400
 # Time limit for the release of unused grammar caches and processes.
 SETTLE_SECONDS, SETTLED_MB = 15.0, 100.0
 IN_SMOKE = ("2,048 prompts x 4,096 bad words", "/tokenize of 15 MB", "Params that spins")
@@ -145,7 +147,7 @@ def measure(server: Server, seconds: float, attack: str | None = None) -> Round:
 
 def _stream(url: str, found: Round, until: float, attackers: Sequence[threading.Thread]) -> None:
     """One victim's stream, which ends early when the round is over."""
-    body = {"prompt": "The river", "max_tokens": 1500, "ignore_eos": True, "temperature": 0, "stream": True}
+    body = {"prompt": "The river", "max_tokens": VICTIMS_TOKENS, "ignore_eos": True, "temperature": 0, "stream": True}
     headers = {"authorization": f"Bearer {VICTIMS_KEY}"}
     with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=REQUEST_SECONDS) as response:
         if response.status_code != httpx.codes.OK:

@@ -21,7 +21,8 @@ LONGEST = 3.0
 class StepTime:
     """Estimates the fixed time of a step and the time of each token, by a line through the recent steps.
 
-    Relative errors count, so that steps of long prompts do not outweigh others. While all steps have the same number of tokens, all of their time is the tokens'.
+    Relative errors count, so that steps of long prompts do not outweigh others. While all steps have the same number
+    of tokens, all of their time is the tokens'.
     """
 
     def __init__(self) -> None:

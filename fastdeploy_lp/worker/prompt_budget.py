@@ -9,6 +9,8 @@ from fastdeploy_lp.worker.sequence import Sequence
 # Prompt tokens of a step in which sequences generate, while the pace is unknown. A step of fewer tokens, without such
 # sequences, does not count for the pace: most of its time are fixed costs.
 FIRST_TOKENS = 4
+# From one step to the next, the number of prompt tokens grows at most by this factor.
+GROWTH = 2
 # Weight of the last step in the averages.
 WEIGHT = 0.3
 
@@ -25,6 +27,9 @@ class StepPace:
         self._limit = limit
         self._generating_seconds = 0.0
         self._token_seconds = 0.0
+        # Prompt tokens for which a step has had time. A step of few does not show the time of one, and while another
+        # limit keeps steps small, that estimate may become 0.
+        self._proven = 0.0
 
     def allowance(self, budget: int, least: int = 1) -> int:
         """Returns the number of prompt tokens, at most `budget`, for a step in which sequences generate.
@@ -37,7 +42,7 @@ class StepPace:
             return min(budget, max(FIRST_TOKENS, least))
         # Not rounded down: the fewer tokens share the fixed costs, the slower each seems, and their number would stay.
         affordable = round(min(budget, self._limit / self._token_seconds))
-        return min(budget, max(affordable, least))
+        return min(budget, max(min(affordable, max(round(GROWTH * self._proven), FIRST_TOKENS)), least))
 
     def took(self, seconds: float, num_generating: int, num_prompt_tokens: int) -> None:
         """Records the duration of a step with these tokens; prompt tokens are weighted as in the budget."""
@@ -47,6 +52,9 @@ class StepPace:
         own = seconds - self._generating_seconds if num_generating else seconds
         if num_generating or num_prompt_tokens >= FIRST_TOKENS:
             self._token_seconds = _average(self._token_seconds, max(own, 0.0) / num_prompt_tokens)
+            late = own > self._limit
+            fitting = num_prompt_tokens * self._limit / own if late else float(num_prompt_tokens)
+            self._proven = fitting if late and num_generating else max(self._proven, fitting)
 
 
 class PromptBudget:

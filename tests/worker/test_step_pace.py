@@ -50,3 +50,19 @@ def test_one_slow_step_is_forgotten() -> None:
     for _ in range(40):
         pace.took(0.001, 1, pace.allowance(BUDGET))
     assert pace.allowance(BUDGET) == BUDGET
+
+
+def test_an_estimate_from_steps_of_one_token_does_not_let_a_whole_budget_in() -> None:
+    """The steps before took longer than those with a prompt token do now, so that the token seems to cost nothing."""
+    pace = StepPace(0.005)
+    pace.took(0.024, 1, 0)
+    pace.took(0.0264, 1, 1)
+    for _ in range(60):
+        assert pace.allowance(1) == 1
+        pace.took(0.0144, 1, 1)
+    seconds = []
+    for _ in range(40):
+        tokens = pace.allowance(BUDGET)
+        seconds.append(0.012 + 0.0024 * tokens)
+        pace.took(seconds[-1], 1, tokens)
+    assert max(seconds) < 0.06

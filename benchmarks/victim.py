@@ -39,6 +39,8 @@ SETTLE_SECONDS, SETTLED_MB = 15.0, 100.0
 IN_SMOKE = ("2,048 prompts x 4,096 bad words", "/tokenize of 15 MB", "Params that spins")
 # Of a process or thread that has ended since it was listed.
 ENDED = (FileNotFoundError, ProcessLookupError)
+# Column of the numbers in the first line of /proc/stat.
+STEAL = 7
 BOUNDS = "the bounds are 2 x calm, 1000 ms, 100 ms and 200 MB"
 
 
@@ -57,16 +59,24 @@ class Server:
 
 @dataclass
 class Round:
-    """Milliseconds between a victim's tokens, and of each `/health/live`; how often an attack got each status."""
+    """Milliseconds between a victim's tokens, and of each `/health/live`; how often an attack got each status.
+
+    stolen: milliseconds of processor time that other machines of the host took during each `/health/live`.
+    """
 
     gaps: list[float] = field(default_factory=list)
     health: list[float] = field(default_factory=list)
+    stolen: list[float] = field(default_factory=list)
     statuses: dict[str, int] = field(default_factory=dict)
     grown_mb: float = 0.0
 
     def p99(self) -> float:
         """Of the gaps."""
         return sorted(self.gaps)[min(len(self.gaps) - 1, int(0.99 * len(self.gaps)))]
+
+    def slowest_health(self) -> tuple[float, float]:
+        """Milliseconds of the slowest `/health/live`, and those stolen meanwhile."""
+        return max(zip(self.health, self.stolen, strict=True))
 
 
 def _family(pid: int) -> list[int]:
@@ -169,9 +179,16 @@ def _probe(url: str, found: Round, over: threading.Event) -> None:
     with httpx.Client(timeout=REQUEST_SECONDS) as client:
         client.get(f"{url}/health/live")
         while not over.wait(PROBE_SECONDS):
-            began = time.perf_counter()
+            began, stolen = time.perf_counter(), _stolen_ms()
             client.get(f"{url}/health/live").raise_for_status()
             found.health.append(1000 * (time.perf_counter() - began))
+            found.stolen.append(_stolen_ms() - stolen)
+
+
+def _stolen_ms() -> float:
+    """Returns the milliseconds of processor time, of all cores, that the machine did not get since its start."""
+    _, *ticks = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    return 1000 * int(ticks[STEAL]) / os.sysconf("SC_CLK_TCK")
 
 
 def _attack(server: Server, name: str, found: Round) -> None:
@@ -196,7 +213,8 @@ def main() -> int:
     seconds = 1.0 if options.smoke else options.seconds
     found: dict[str, dict[str, Any]] = {}
     print(
-        f"{'beside':<40}{'p50':>7}{'/ calm':>8}{'p99':>8}{'/ calm':>8}{'max':>8}{'live max':>10}{'MB':>7}  ({BOUNDS})"
+        f"{'beside':<40}{'p50':>7}{'/ calm':>8}{'p99':>8}{'/ calm':>8}{'max':>8}{'live max':>10}{'stolen':>8}{'MB':>7}"
+        f"  ({BOUNDS})"
     )
     with running_server(options) as server:
         if not (options.smoke or options.cold_cache):
@@ -206,7 +224,7 @@ def main() -> int:
             before = server.memory_mb()
             attacked = measure(server, seconds, name)
             earlier, latest = latest, measure(server, seconds)
-            calm = Round(earlier.gaps + latest.gaps, earlier.health + latest.health)
+            calm = Round(earlier.gaps + latest.gaps, earlier.health + latest.health, earlier.stolen + latest.stolen)
             attacked.grown_mb = _settled_growth_mb(server, before)
             found[name] = {"calm": asdict(calm), "attacked": asdict(attacked)}
             _print_line(name, calm, attacked)
@@ -232,9 +250,10 @@ def _settled_growth_mb(server: Server, before: float) -> float:
 
 def _print_line(name: str, calm: Round, attacked: Round) -> None:
     p50, p99 = statistics.median(attacked.gaps), attacked.p99()
+    live, stolen = attacked.slowest_health()
     print(
         f"{name:<40}{p50:>7.1f}{p50 / statistics.median(calm.gaps):>8.2f}{p99:>8.1f}{p99 / calm.p99():>8.2f}"
-        f"{max(attacked.gaps):>8.0f}{max(attacked.health):>10.1f}{attacked.grown_mb:>7.0f}  {attacked.statuses}",
+        f"{max(attacked.gaps):>8.0f}{live:>10.1f}{stolen:>8.0f}{attacked.grown_mb:>7.0f}  {attacked.statuses}",
         flush=True,
     )
 

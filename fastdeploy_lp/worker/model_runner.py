@@ -157,7 +157,7 @@ class ModelRunner(ModelRunnerBase):
         pooled = self._pooling.finish(chunk.sequence.slot for chunk in chunks if chunk.pools)
         if has_drafts:
             self._verified = VerifiedRows(self._model.compute_logits(hidden), sampling)
-            ahead = self._verified.draw_ahead(free, self.mask.known_ahead(), self._draw_ahead)
+            ahead = self._drawn_ahead(free)
             return self._next_tokens(partial(self._verified.logits, sampling), slots, pooled, ahead)
         if slots.size:
             return self._next_tokens(partial(self._model.compute_logits, hidden), slots, pooled)
@@ -183,6 +183,14 @@ class ModelRunner(ModelRunnerBase):
 
     def _needs_each_token(self, slot: int) -> bool:
         return self.followers.needs_each_token(slot)
+
+    def _drawn_ahead(self, chunks: list[ScheduledChunk]) -> DrawnAhead:
+        """Draws the tokens of these chunks' drafts."""
+        began = time.perf_counter()
+        drawn = self._verified.draw_ahead(chunks, self.mask.known_ahead(), self._draw_ahead)
+        if chunks and self._drafting is not None:
+            self._drafting.costs.draw_took(time.perf_counter() - began)
+        return drawn
 
     def _draw_ahead(self, logits: Tensor, slots: NDArray[np.int64], places: NDArray[np.int64]) -> Tensor:
         self.mask.apply_ahead(logits, slots)
@@ -371,4 +379,6 @@ def _split_hidden(
     sampling = [
         np.arange(end - 1 - len(chunk.draft), end) for chunk, end in zip(chunks, ends, strict=True) if chunk.samples
     ]
-    return paddle.gather(hidden, to_device(np.concatenate(sampling))) if sampling else hidden
+    if not sampling or sum(map(len, sampling)) == len(hidden):
+        return hidden
+    return paddle.gather(hidden, to_device(np.concatenate(sampling)))

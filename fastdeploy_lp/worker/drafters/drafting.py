@@ -241,6 +241,7 @@ class Plan:
         # The first round costs about the same as each further one.
         self._seconds = costs.of(tokens) + costs.round_seconds
         self._expected = float(samples)
+        self._draws = False
 
     def pays(self, likely: float, sharing: float, seconds: float = 0.0) -> bool:
         """Returns True if a draft token yields more tokens per second than the step does without it.
@@ -255,10 +256,12 @@ class Plan:
         self._seconds += self._extra(likely, sharing) + seconds
         self._expected += likely
         self._tokens += 1
+        self._draws |= sharing == inf
 
     def _extra(self, likely: float, sharing: float) -> float:
         of_pass = self._costs.of(self._tokens + 1) - self._costs.of(self._tokens)
-        return of_pass + likely * self._costs.round_seconds / sharing
+        of_draw = self._costs.draw_seconds if sharing == inf and not self._draws else 0.0
+        return of_pass + of_draw + likely * self._costs.round_seconds / sharing
 
 
 def _cut_to(found: Mapping[int, Draft], room: int) -> dict[int, Draft]:

@@ -173,9 +173,29 @@ def test_a_pass_never_costs_more_than_its_tokens_alone() -> None:
     """As a measurement says that other work has disturbed."""
     costs = StepCosts({1: 1.0, 2: 1.5, 4: 9.0, 8: 10.0})
     assert [costs.of(tokens) for tokens in (1, 2, 4, 8)] == [1.0, 1.5, 3.0, 6.0]
+    assert StepCosts({1: 1.0, 4: 2.0, 9: 9.0}).of(9) == 5.0
 
 
-@pytest.mark.parametrize(("most", "sizes"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])
+def test_a_token_that_needs_another_tile_costs_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KnowsMost, "kinds", {"known": 0.97})
+    costs = StepCosts({1: 1.0, 4: 1.2, 5: 2.1, 8: 2.4})
+    assert [costs.of(tokens) for tokens in (4, 5, 8)] == [1.2, 2.1, 2.4]
+    made = Drafting(Speculation(num_speculative_tokens=6), [Exactly()], costs, lambda _: False)
+    assert lengths(made, generating()) == [3]
+    assert lengths(made, *map(generating, range(4))) == [0] * 4
+
+
+def test_a_draw_that_is_held_up_counts_as_a_step() -> None:
+    costs = StepCosts({1: 1.0, 8: 2.0})
+    before = costs.draw_seconds
+    costs.draw_took(50.0)
+    assert before < costs.draw_seconds < before + 0.1
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"),
+    [(1, [1]), (2, [1, 2]), (6, [1, 2, 3, 4, 5, 6]), (8, [1, 2, 3, 4, 5, 8]), (20, [1, 2, 3, 4, 5, 8, 9, 16, 17, 20])],
+)
 def test_passes_of_each_size_are_measured_in_turns(most: int, sizes: list[int]) -> None:
     ran: list[int] = []
     StepCosts.measured(ran.append, most)

@@ -81,7 +81,8 @@ class Drafting:
         for each in self._drafters:
             each.begin_step()
         generating = list(sequences)
-        if self._settings.adaptive and not Plan(self.costs, tokens, len(generating)).pays(1.0, inf):
+        plan = Plan(self.costs, tokens, len(generating))
+        if self._settings.adaptive and not plan.pays(1.0, inf):
             return {}
         asked: dict[int, Asked] = {}
         found: dict[int, Draft] = {}
@@ -95,9 +96,10 @@ class Drafting:
             draft = self._best(asked[sequence.slot], self._free)
             if draft is not None:
                 found[sequence.slot] = draft
-        plan = Plan(self.costs, tokens, len(generating))
         for drafter in self._paid:
             found |= self._paid_drafts(drafter, asked, found, plan, room)
+        if not found:
+            return {}
         for slot, draft in found.items():
             self._proposals[slot] = Proposal(draft, len(asked[slot].sequence.output_token_ids))
         if not self._settings.adaptive:

@@ -23,6 +23,8 @@ class ForcedDrafter(Drafter):
     def draft(self, sequence: Sequence, count: int) -> Draft | None:
         """See `Drafter`."""
         tokens = self._forced.after(sequence.slot, sequence.output_token_ids, count)
+        if not tokens:
+            return None
         # The row before the last token yields it; a row after it would yield nothing.
         tokens = list(takewhile(lambda token: token not in sequence.stop_token_ids, tokens))
         return Draft(tokens, FORCED) if tokens else None

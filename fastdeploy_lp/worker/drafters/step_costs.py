@@ -29,6 +29,8 @@ class StepCosts:
             least = min(seconds[more] for more in seconds if more >= tokens)
             self._seconds.append(min(least, self._in_parts(tokens)))
             self._tokens.append(tokens)
+        # Looked up several times in each step.
+        self._of = [self._between(tokens) for tokens in range(self._tokens[-1] + 1)]
         self.round_seconds = FIRST_ROUND * self._seconds[0]
         self.draw_seconds = FIRST_DRAW * self._seconds[0]
 
@@ -48,6 +50,10 @@ class StepCosts:
 
     def of(self, tokens: int) -> float:
         """Returns the seconds of a pass with this many tokens."""
+        return self._of[tokens] if tokens < len(self._of) else self._between(tokens)
+
+    def _between(self, tokens: int) -> float:
+        """Returns the seconds on the line through the nearest measurements."""
         if len(self._tokens) == 1:
             return self._seconds[0]
         place = min(max(bisect_right(self._tokens, tokens), 1), len(self._tokens) - 1)
@@ -67,7 +73,7 @@ class StepCosts:
         if not self._tokens:
             return inf
         count, rest = divmod(tokens, self._tokens[-1])
-        return count * self._seconds[-1] + (self.of(rest) if rest else 0.0)
+        return count * self._seconds[-1] + (self._between(rest) if rest else 0.0)
 
 
 def _timed(run: Callable[[int], None], tokens: int) -> float:

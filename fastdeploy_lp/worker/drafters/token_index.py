@@ -86,9 +86,9 @@ class TokenIndex:
         return most
 
     def _place(self, position: int) -> int:
-        tokens, value = self._tokens, 0
-        for at in range(max(position + 1 - self._shortest, 0), position + 1):
-            value = (value * 31 + tokens[at] + 1) * _FACTOR
+        value = 0
+        for token in self._tokens[max(position + 1 - self._shortest, 0) : position + 1]:
+            value = (value * 31 + token + 1) * _FACTOR
         return (value >> 15) & self._mask
 
     def _widen(self) -> None:

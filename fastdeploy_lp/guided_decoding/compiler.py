@@ -17,6 +17,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 WORD_BITS = 32
+UNSUITABLE = "the model's tokenizer does not suit guided decoding"
+"""Beginning of the reason why every grammar is refused, if the library cannot read the tokenizer."""
 
 
 class GrammarError(ValueError):
@@ -81,17 +83,29 @@ class GrammarCompiler:
         self._cache_size = cache_size
         self._lock = threading.Lock()
         self._tokenizer_lock = threading.Lock()
-        self._tokenizer: LLTokenizer | None = None
+        self._tokenizer: LLTokenizer | GrammarError | None = None
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
 
     def prepare(self) -> LLTokenizer:
-        """Reads the vocabulary unless already read; this is slow."""
+        """Reads the vocabulary unless already read; this is slow. Raises GrammarError if the library cannot."""
         with self._tokenizer_lock:
             if self._tokenizer is None:
-                end = self._eos_token_ids[0] if self._eos_token_ids else None
-                text = (self._directory / "tokenizer.json").read_text()
-                self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=end)
+                self._tokenizer = self._read()
+            if isinstance(self._tokenizer, GrammarError):
+                raise GrammarError(*self._tokenizer.args)
             return self._tokenizer
+
+    def _read(self) -> LLTokenizer | GrammarError:
+        end = self._eos_token_ids[0] if self._eos_token_ids else None
+        text = (self._directory / "tokenizer.json").read_text()
+        try:
+            return LLTokenizer(text, n_vocab=self._vocab_size, eos_token=end)
+        except BaseException as error:
+            # A panic of the library is no Exception.
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+            reason = _one_line(str(error))
+            return GrammarError(f"{UNSUITABLE}: {reason}")
 
     def matcher(self, grammar: str) -> GrammarMatcher:
         """A matcher at the beginning of a text; compiles in this thread. Raises GrammarError."""

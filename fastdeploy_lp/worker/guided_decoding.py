@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -35,6 +36,8 @@ from fastdeploy_lp.worker.logits_mask import NO_TOKENS, LogitsMask
 from fastdeploy_lp.worker.mask_threads import SLOW_NICE, MaskThreads
 from fastdeploy_lp.worker.masks_ahead import MasksAhead
 from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
+
+logger = logging.getLogger(__name__)
 
 MAX_THREADS = 8
 BUILD_THREADS = 4
@@ -106,8 +109,12 @@ class GuidedDecoding(LogitsMask):
 
     def warm_up(self) -> None:
         """Reads the vocabulary while the library holds the interpreter's lock: 0.3 s for 49,152 tokens."""
-        if self._has_texts:
+        if not self._has_texts:
+            return
+        try:
             self._compiler.prepare()
+        except GrammarError as error:
+            logger.warning("requests with guided decoding are refused: %s", error)
 
     def enter(self, sequence: WorkerSequence) -> None:
         """Registers a sequence in its slot; a preempted one resumes at its last output token."""

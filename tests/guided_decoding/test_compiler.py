@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.grammars import TINY_EOS, TINY_VOCAB, TinyGrammars, allowed
+from support.tiny import write_tiny_checkpoint
 
-from fastdeploy_lp.guided_decoding.compiler import GrammarError
+from fastdeploy_lp.guided_decoding.compiler import GrammarCompiler, GrammarError
 
 LIST = r'start: "[" (NUMBER ("," NUMBER)*)? "]"' + "\nNUMBER: /[0-9]{1,3}/"
 
@@ -69,6 +72,20 @@ def test_a_bad_grammar_is_refused_each_time(grammars: TinyGrammars, grammar: str
             grammars.compiler.matcher(grammar)
         assert str(refused.value)
         assert "\n" not in str(refused.value)
+
+
+LONG = {"id": 511, "content": "a" * 5000, "special": False}
+ADDED = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)
+
+
+@pytest.mark.parametrize("field", [{"decoder": None}, {"added_tokens": [LONG | ADDED]}], ids=["decoder", "long token"])
+def test_a_tokenizer_that_the_library_cannot_read_refuses_every_grammar(tmp_path: Path, field: dict[str, Any]) -> None:
+    path = write_tiny_checkpoint(tmp_path) / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | field))
+    compiler = GrammarCompiler(tmp_path, TINY_VOCAB, (TINY_EOS,), cache_size=2)
+    for use in (compiler.prepare, lambda: compiler.matcher(LIST)) * 2:
+        with pytest.raises(GrammarError, match=r"^the model's tokenizer does not suit guided decoding: .+$"):
+            use()
 
 
 def test_a_token_that_is_not_allowed_ends_the_matcher(grammars: TinyGrammars) -> None:

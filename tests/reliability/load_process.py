@@ -27,6 +27,7 @@ from fastdeploy_lp.checkpoint import CheckpointError
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.prepare.input_processor import InputProcessor, Prompt
 from fastdeploy_lp.engine.prepare.preparation import RequestPreparation
+from fastdeploy_lp.guided_decoding.compiler import UNSUITABLE
 from fastdeploy_lp.logits_processor import LogitsProcessorChain
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.model_executor.ops import compiled_ops
@@ -148,7 +149,7 @@ def _served(model: str, *, guided: bool) -> str:
         engine.add(request)
     while engine.has_work:
         for step in engine.step().steps:
-            if step.error not in (None, NO_TOKEN):
+            if step.error not in (None, NO_TOKEN) and UNSUITABLE not in step.error:
                 raise FaultError(f"a request failed: {step.error}")
             preparation.tokenizer.decode(step.token_ids, skip_special_tokens=False)
     asyncio.run(preparation.close())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -58,3 +59,9 @@ def endless(number: int = 0) -> str:
     """A grammar of a few kilobytes that takes the library minutes to compile; each number has its own."""
     parts = " & ".join(f"/.*a.{{{count}}}/" for count in range(1, 60))
     return f"start: A\nA: {parts} & /.*x{number}.*/\n"
+
+
+def write_unsuitable_tokenizer(directory: Path) -> None:
+    """Replaces the tokenizer in a tiny checkpoint's folder by one that the library of grammars cannot read."""
+    path = directory / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"decoder": None}))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from paddle import Tensor
-from support.grammars import TINY_EOS, TinyGrammars, ambiguous
+from support.grammars import TINY_EOS, TinyGrammars, ambiguous, write_unsuitable_tokenizer
 from support.sequences import chain_of, request
 from support.tiny import tiny_fd_config, write_tiny_checkpoint
 from tokenizers import Tokenizer
@@ -407,3 +407,16 @@ def test_named_processors_and_grammars_stand_together(engine: Make, tokenizer: T
 
 def test_grammars_of_the_support_folder_are_those_of_the_engine(directory: Path) -> None:
     assert TinyGrammars(directory).fits("+49 123-4567", regex=PHONE)
+
+
+def test_a_tokenizer_that_does_not_suit_grammars_serves_other_requests(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_unsuitable_tokenizer(write_tiny_checkpoint(tmp_path))
+    fd_config = tiny_fd_config(eos_token_ids=(TINY_EOS,))
+    fd_config = replace(fd_config, model_config=replace(fd_config.model_config, directory=str(tmp_path)))
+    engine = EngineCore(fd_config, chain_of([], fd_config))
+    assert "requests with guided decoding are refused" in caplog.text
+    steps = run(engine, request("plain", [5, 6], max_tokens=3), guided("guided", [5, 6], max_tokens=3))
+    assert len(tokens_of(steps["plain"])) == 3
+    assert "tokenizer does not suit guided decoding" in str(steps["guided"][-1].error)

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -73,7 +74,9 @@ def _work(start: GrammarStart, frames: SimpleQueue[bytes]) -> None:
     """Tries grammars in a thread with enough stack, so that the main thread notices the end of the other process."""
     try:
         compiler = GrammarCompiler(Path(start.directory), start.vocab_size, start.eos_token_ids, cache_size=1)
-        compiler.prepare()
+        # Otherwise each trial is refused with the reason.
+        with suppress(GrammarError):
+            compiler.prepare()
         _limit_memory()
         _report(GrammarProgress())
         while True:

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support.grammars import TINY_EOS, TINY_VOCAB, ambiguous, endless
+from support.grammars import TINY_EOS, TINY_VOCAB, ambiguous, endless, write_unsuitable_tokenizer
 from support.tiny import tiny_fd_config, write_tiny_checkpoint
 
 from fastdeploy_lp.config import GuidedDecodingConfig, ModelConfig
@@ -226,3 +227,15 @@ def test_requests_with_one_grammar_share_a_trial(shared: Shared) -> None:
             await checker.check(grammar)
 
     shared.run(run())
+
+
+def test_a_tokenizer_that_does_not_suit_grammars_is_the_reason_of_the_refusal(
+    model: ModelConfig, tmp_path: Path
+) -> None:
+    write_unsuitable_tokenizer(write_tiny_checkpoint(tmp_path))
+    own = Shared(replace(model, directory=str(tmp_path)))
+    try:
+        for _ in range(2):
+            assert "tokenizer does not suit guided decoding" in str(own.refusal(QUICK.text))
+    finally:
+        own.close()

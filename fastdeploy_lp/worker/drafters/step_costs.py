@@ -16,7 +16,7 @@ FIRST_ROUND = FIRST_DRAW = 0.1
 
 
 class StepCosts:
-    """Piecewise-linear seconds of a pass with its logits, and those of verification.
+    """Piecewise-linear seconds of a pass with its logits, and the seconds of verification.
 
     round_seconds: of a round beyond the first one. draw_seconds: of drawing a step's drafts at once, however many.
     """
@@ -38,7 +38,7 @@ class StepCosts:
     def measured(cls, run: Callable[[int], None], most: int) -> StepCosts:
         """Measures `run(tokens)` for powers of 2, one more, and `most` tokens; of several runs the fastest counts.
 
-        Operators compute tiles of several tokens: one token more may take as long as another tile. The runs of one
+        Operators compute tiles of several tokens: one token more may need a whole tile more. The runs of one
         number are not one after another: other work on the machine seldom disturbs all of them.
         """
         powers = [1 << bit for bit in range(most.bit_length())]

@@ -157,7 +157,7 @@ class ModelRunner(ModelRunnerBase):
         pooled = self._pooling.finish(chunk.sequence.slot for chunk in chunks if chunk.pools)
         if has_drafts:
             self._verified = VerifiedRows(self._model.compute_logits(hidden), sampling)
-            ahead = self._drawn_ahead(free)
+            ahead = self._draw_drafts(free)
             return self._next_tokens(partial(self._verified.logits, sampling), slots, pooled, ahead)
         if slots.size:
             return self._next_tokens(partial(self._model.compute_logits, hidden), slots, pooled)
@@ -184,7 +184,7 @@ class ModelRunner(ModelRunnerBase):
     def _needs_each_token(self, slot: int) -> bool:
         return self.followers.needs_each_token(slot)
 
-    def _drawn_ahead(self, chunks: list[ScheduledChunk]) -> DrawnAhead:
+    def _draw_drafts(self, chunks: list[ScheduledChunk]) -> DrawnAhead:
         """Draws the tokens of these chunks' drafts."""
         began = time.perf_counter()
         drawn = self._verified.draw_ahead(chunks, self.mask.known_ahead(), self._draw_ahead)

@@ -6,18 +6,21 @@ import logging
 import os
 import re
 import stat
-import tempfile
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from fastdeploy_lp.engine.client.locked_folder import LockedFolder
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.registry import MAX_BROUGHT, load_brought
 from fastdeploy_lp.logits_processor.wasm.module import SUFFIX
 
 logger = logging.getLogger(__name__)
+
+PREFIX = "fastdeploy-lp-uploads-"
+"""Of temporary folders."""
 
 LABEL = r"[a-z][a-z0-9_]{0,31}"
 _NAME = re.compile(rf"{LABEL}_[0-9a-f]{{16}}")
@@ -119,9 +122,9 @@ def _named(owner: str, label: str, content: bytes) -> str:
 
 
 def _temporary(store: UploadStore) -> Path:
-    folder = tempfile.TemporaryDirectory(prefix="fastdeploy-lp-uploads-")
-    weakref.finalize(store, folder.cleanup)
-    return Path(folder.name)
+    folder = LockedFolder(PREFIX)
+    weakref.finalize(store, folder.remove)
+    return folder.path
 
 
 def _private(directory: Path) -> Path:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.masks import CHAIN
 from support.sequences import request, run_to_end
+from support.server import server_environment
 from support.tiny import tiny_fd_config
 from support.wasm import NO_REPEATS, wat
 
@@ -26,6 +31,14 @@ from fastdeploy_lp.request.sampling_params import SamplingParams
 from fastdeploy_lp.stats import QUARANTINED
 from fastdeploy_lp.worker.engine_core import EngineCore
 
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from fastdeploy_lp.entrypoints.openai.uploads.store import UploadStore
+store = UploadStore(None)
+print(store.add("", "mine", Path(sys.argv[1]).read_bytes()).spec.partition("=")[2], flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 DECLARED = load_processors(list(CHAIN), mandatory=["VllmMask"])
 NAMES = [each.name for each in DECLARED]
 VALIDATOR = RequestArgsValidator(DECLARED, 512)
@@ -151,6 +164,24 @@ def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path) -> None
     tmp_path.chmod(0o777)
     with pytest.raises(ValueError, match=r"^upload_store: .* no other may write to it"):
         UploadStore(str(tmp_path))
+
+
+def test_uploads_of_a_killed_server_are_removed_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    environment = server_environment() | {"TMPDIR": str(tmp_path)}
+    program = [sys.executable, "-c", KILLED, str(NO_REPEATS)]
+    abandoned = Path(subprocess.run(program, capture_output=True, text=True, env=environment).stdout.strip())
+    assert abandoned.parent.parent.parent == tmp_path
+    assert abandoned.exists()
+    living, own = UploadStore(None), UploadStore(None)
+    assert not abandoned.parent.parent.exists()
+    stored = [Path(each.add(KEY, "mine", wat()).spec.partition("=")[2]) for each in (living, own)]
+    assert all(path.exists() for path in stored)
+    del living, own
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_files_that_are_no_uploads_are_left_out(store: UploadStore, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import stat
+import subprocess
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "fastdeploy-lp-uploads-"
 """Of temporary folders."""
+
+REMOVER = ("/bin/sh", "-c", 'read -r _; exec rm -rf -- "$0"')
 
 LABEL = r"[a-z][a-z0-9_]{0,31}"
 _NAME = re.compile(rf"{LABEL}_[0-9a-f]{{16}}")
@@ -123,7 +126,14 @@ def _named(owner: str, label: str, content: bytes) -> str:
 
 def _temporary(store: UploadStore) -> Path:
     folder = LockedFolder(PREFIX)
-    weakref.finalize(store, folder.remove)
+    # The input of this process ends with ours, also if that is killed.
+    remover = subprocess.Popen([*REMOVER, str(folder.path)], stdin=subprocess.PIPE, start_new_session=True)
+
+    def remove() -> None:
+        folder.remove()
+        remover.communicate()
+
+    weakref.finalize(store, remove)
     return folder.path
 
 

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -126,14 +127,12 @@ def _named(owner: str, label: str, content: bytes) -> str:
 
 def _temporary(store: UploadStore) -> Path:
     folder = LockedFolder(PREFIX)
-    # The input of this process ends with ours, also if that is killed.
-    remover = subprocess.Popen([*REMOVER, str(folder.path)], stdin=subprocess.PIPE, start_new_session=True)
-
-    def remove() -> None:
-        folder.remove()
-        remover.communicate()
-
-    weakref.finalize(store, remove)
+    weakref.finalize(store, folder.remove)
+    # Without a shell, the next server removes the folder of a killed one.
+    with suppress(FileNotFoundError):
+        # The input of this process ends with ours, also if that is killed.
+        remover = subprocess.Popen([*REMOVER, str(folder.path)], stdin=subprocess.PIPE, start_new_session=True)
+        weakref.finalize(store, remover.communicate)
     return folder.path
 
 

@@ -203,6 +203,9 @@ def _lengths(
     reach = Counter(place for slot, count in counts.items() if slot in rounds for place in range(count))
     drafted = Counter(place for count in counts.values() for place in range(count))
     seconds = {place: _seconds_each(passes, sharing) for place, sharing in drafted.items()}
+    # One draw is for all drafts that are verified at once, and their first tokens share it.
+    drawn = len(counts.keys() - rounds)
+    drawing = plan.costs.draw_seconds / drawn if drawn else 0.0
     heap = [(-shares[slot], slot) for slot in counts]
     heapify(heap)
     lengths: dict[int, int] = {}
@@ -211,10 +214,11 @@ def _lengths(
         likely, slot = -heap[0][0], heap[0][1]
         place = lengths.get(slot, 0)
         sharing = reach[place] if slot in rounds else inf
-        if not plan.pays(likely, sharing, seconds[place]):
+        added = seconds[place] + (drawing if place == 0 and slot not in rounds else 0.0)
+        if not plan.pays(likely, sharing, added):
             break
         heappop(heap)
-        plan.add(likely, sharing, seconds[place])
+        plan.add(likely, sharing, added)
         room -= 1
         lengths[slot] = place + 1
         if place + 1 < counts[slot]:
@@ -238,18 +242,17 @@ class Plan:
     """A step as it grows: its tokens, the seconds that it takes, and the tokens that it is expected to yield."""
 
     def __init__(self, costs: StepCosts, tokens: int, samples: int) -> None:
-        self._costs = costs
+        self.costs = costs
         self._tokens = tokens
         # The first round costs about the same as each further one.
         self._seconds = costs.of(tokens) + costs.round_seconds
         self._expected = float(samples)
-        self._draws = False
 
     def pays(self, likely: float, sharing: float, seconds: float = 0.0) -> bool:
         """Returns True if a draft token yields more tokens per second than the step does without it.
 
         likely: the probability that it is right. sharing: drafts that have a token in its round, infinite if it takes
-        none. seconds: the time that drafting it takes.
+        none. seconds: the time that drafting and drawing it takes.
         """
         return likely * self._seconds > self._expected * (self._extra(likely, sharing) + seconds)
 
@@ -258,12 +261,10 @@ class Plan:
         self._seconds += self._extra(likely, sharing) + seconds
         self._expected += likely
         self._tokens += 1
-        self._draws |= sharing == inf
 
     def _extra(self, likely: float, sharing: float) -> float:
-        of_pass = self._costs.of(self._tokens + 1) - self._costs.of(self._tokens)
-        of_draw = self._costs.draw_seconds if sharing == inf and not self._draws else 0.0
-        return of_pass + of_draw + likely * self._costs.round_seconds / sharing
+        of_pass = self.costs.of(self._tokens + 1) - self.costs.of(self._tokens)
+        return of_pass + likely * self.costs.round_seconds / sharing
 
 
 def _cut_to(found: Mapping[int, Draft], room: int) -> dict[int, Draft]:

@@ -82,6 +82,17 @@ def test_a_draft_verified_at_once_costs_no_rounds(in_rounds: bool, expected: int
     assert lengths(made, generating()) == [expected]
 
 
+@pytest.mark.parametrize(("in_rounds", "expected"), [(True, 6), (False, 0)])
+def test_a_draft_verified_in_rounds_costs_no_draw(
+    monkeypatch: pytest.MonkeyPatch, in_rounds: bool, expected: int
+) -> None:
+    monkeypatch.setattr(KnowsMost, "kinds", {"known": 0.97})
+    costs = StepCosts({1: 1.0, 64: 1.0})
+    costs.draw_seconds = 50.0
+    made = Drafting(Speculation(num_speculative_tokens=6), [Exactly()], costs, lambda _: in_rounds)
+    assert lengths(made, generating()) == [expected]
+
+
 class Surely(Drafter):
     """Drafts two tokens that are nearly always right."""
 

@@ -47,6 +47,13 @@ WITHOUT_LIMITS = {
 TIMES = ("max_time", "trigger_after_seconds")
 AT_ONCE, NEVER = 0.0, 1e6
 ARGUMENTS_EACH = 24
+# Builtins that write a phrase of several tokens, with the argument for it and what makes them begin.
+WRITERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ForcedSequenceLogitsProcessor": ("forced_sequence", {}),
+    "ForceLastPhraseLogitsProcessor": ("last_phrase", {}),
+    "TriggerPhraseLogitsProcessor": ("trigger_phrase", {"trigger_after_seconds": AT_ONCE}),
+}
+LONGEST_PHRASE = 24
 TRIES = 60
 
 SCHEMA = {
@@ -275,6 +282,8 @@ class RequestSource:
         form = rng.choice(["none", "none", "flat", "object", "list"])
         chosen = rng.sample(self._names, rng.choice([1, 1, 1, 2, 4]))
         args = {name: self._catalogue.arguments(rng, name) for name in chosen}
+        if rng.random() < 0.3:
+            args |= self._phrase()
         if form == "none":
             return {}
         if form == "flat":
@@ -290,3 +299,9 @@ class RequestSource:
         elif rng.random() < 0.2:
             fields["logits_processors_shadow"] = rng.sample(chosen, 1)
         return fields
+
+    def _phrase(self) -> dict[str, dict[str, Any]]:
+        """A processor that writes a phrase, by its name, with its arguments."""
+        name = self._rng.choice(list(WRITERS))
+        argument, trigger = WRITERS[name]
+        return {name: {argument: self._tokens(self._rng.randint(2, LONGEST_PHRASE)), **trigger}}

@@ -94,6 +94,59 @@ def test_our_products(library: Path, digits: int, packed: WeightFormat, rows: in
         np.testing.assert_allclose(found, x @ weight.T, rtol=1e-4, atol=1e-3)
 
 
+# Where a block of K-quants has its levels.
+LEVEL_BYTES = {
+    WeightFormat.LEVELS4K: slice(16, None),
+    WeightFormat.LEVELS5K: slice(16, None),
+    WeightFormat.LEVELS6K: slice(0, 192),
+}
+
+
+@pytest.mark.parametrize("highest", [False, True])
+@pytest.mark.parametrize(("digits", "packed"), [each for each in PRODUCTS if each[0]])
+def test_the_largest_products_do_not_overflow(
+    library: Path, monkeypatch: pytest.MonkeyPatch, digits: int, packed: WeightFormat, highest: bool
+) -> None:
+    """Levels are the highest or the lowest ones, and digits of activations the largest of both signs."""
+    random_weight, random_blocks = native._random_weight, native.random_blocks
+
+    def extreme_weight(random: Any, shape: Any) -> Any:
+        least, most = native.LEVELS[packed]
+        # The third one makes shorter levels impossible, and with 8 bits exact ones, whose lowest one is 1.
+        groups = random_weight(random, shape).reshape(-1, native.GROUP)
+        groups[:] = (most if highest else least) / 16
+        groups[:, :3] = least / 16, most / 16, 0.1234 if packed == LEVELS8 else (least + 1) / 16
+        return groups.reshape(shape.out_features, -1)
+
+    def extreme_blocks(random: Any, size: tuple[int, int], kind: Any) -> Any:
+        blocks = random_blocks(random, size, kind)  # one for each column
+        blocks[:, LEVEL_BYTES[packed]] = 255 if highest else 0
+        return blocks
+
+    def extreme_matrix(random: Any, rows: int, columns: int) -> Any:
+        # The low digit of the second number is -128.
+        matrix = np.full((rows, columns), 1.0 if digits == 1 else (127 * 256 - 128) / (127 * 256), np.float32)
+        matrix[:, :: native.GROUP] = 1.0
+        return matrix * np.where(np.arange(rows) % 2, -1, 1)[:, None].astype(np.float32)
+
+    monkeypatch.setattr(native, "_random_weight", extreme_weight)
+    monkeypatch.setattr(native, "random_blocks", extreme_blocks)
+    monkeypatch.setattr(native, "_random_matrix", extreme_matrix)
+    ops = compiled_ops()
+    assert ops is not None
+    shape = Shape(256, 40, packed)
+    products = native.OurProducts(library, ops, [shape], digits)
+    weight = products.weights[shape]
+    weight = (weight if packed in native.BLOCKS else dequantized_weight(weight)).astype(np.float64)
+    for rows in (1, 2, 3, 8):
+        of_rows = products.rows(rows)
+        of_rows.multiply()
+        x = quantize_dequantize(paddle.to_tensor(of_rows.inputs[shape]), digits).numpy().astype(np.float64)
+        found = of_rows.outputs[shape][:, : shape.out_features]
+        sizes = np.abs(x) @ np.abs(weight).T
+        np.testing.assert_allclose(found, x @ weight.T, rtol=0, atol=1e-5 * sizes.min())
+
+
 @pytest.mark.skipif(ONEDNN not in os.environ, reason=f"{ONEDNN} names no headers of oneDNN")
 @pytest.mark.parametrize("int8", [False, True])
 def test_onednn_products(harnesses: Path, int8: bool) -> None:

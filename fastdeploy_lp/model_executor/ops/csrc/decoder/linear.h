@@ -43,9 +43,9 @@ struct Linear {
     bool prepares() const { return digits > 0 || bfloat16; }
     // True if products need the sums of activations.
     bool needs_sums() const {
-        bool centered = false;
-        for (int i = 0; i < count; ++i) centered |= packed_weights::center_of(sections[i].format) > 0;
-        return centered;
+        bool needed = false;
+        for (int i = 0; i < count; ++i) needed |= linear_int8::offset_of(sections[i].format, digits) != 0;
+        return needed;
     }
     // Tiles then compute any number of rows: even one row's weights take longer to load.
     bool in_bfloat16_tiles() const { return bfloat16 && tiles::available(); }

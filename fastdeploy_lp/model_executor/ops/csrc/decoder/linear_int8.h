@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "decoder/packed_weights.h"
 
@@ -19,12 +20,12 @@ constexpr int kGroupsAhead = 4;
 using packed_weights::groups_of;
 
 #if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512VNNI__)
-#define FDLP_NIBBLES
+#define FDLP_SHORT_SUMS
 #endif
 
 // Rows per pass over a panel: as many as fit their sums in 32 registers; with 16, a few times `max_rows`, for which a group is unpacked
 // once.
-#if defined(FDLP_NIBBLES)
+#if defined(FDLP_SHORT_SUMS)
 constexpr int max_tile(int digits) { return digits == 1 ? 8 : 4; }
 #else
 constexpr int max_tile(int digits) { return digits == 1 ? 6 : 4; }
@@ -34,12 +35,15 @@ constexpr int max_tile(int digits) { return digits == 1 ? 6 : 4; }
 constexpr float kNothing = 1e-30f;
 
 // A row of activations: for each group 32 high digits and, if there are two, 32 low ones; its scale; scale * Σ a; and, unless null, Σ a of
-// its first and of its last 16, for weights with steps below zero (packed_weights::center_of).
+// its first and of its last 16, for levels that are multiplied with an offset (offset_of).
 struct Activations {
     int8_t* q;
     float* scale;
     float* total;
     int32_t* sums;
+
+    // Σ a of a part of the group at index `at`.
+    int32_t sum_of(int at, int part, int parts) const { return parts == 2 ? sums[2 * at + part] : sums[2 * at] + sums[2 * at + 1]; }
 };
 
 // Quantizes a group [32]; a NaN or an infinity makes the scale NaN, so that the row's result is NaN.
@@ -105,61 +109,112 @@ static inline void add_group(Floats* out, const Ints* acc, Floats scales, Floats
     if (has_minima) *out = quick_multiply_add(minima, splat(total), *out);
 }
 
-#if defined(FDLP_NIBBLES)
+#if defined(FDLP_SHORT_SUMS)
 constexpr int kColumns = kLanes / 2;
 
-// Rows, and vectors of columns, whose sums are in registers together: levels of more than 4 bits have two sums.
-constexpr int max_rows(int bits, int digits) { return bits == 4 ? 4 / digits : digits == 1 ? 3 : 2; }
-constexpr int vectors_of(int bits, int rows) { return bits == 4 || rows == 1 ? 2 : 1; }
+// Levels of 8 bits with one digit are multiplied as -128 … 127, whose products fit 16 bits by twos: 2 * 128 * 127 is below 2^15.
+constexpr bool are_signed(int bits, int digits) { return bits == 8 && digits == 1; }
+// Steps from zero to a level of 0 in products.
+constexpr int offset_of(packed_weights::Format format, int digits) {
+    return are_signed(packed_weights::bits_of(format), digits) ? 128 : -packed_weights::center_of(format);
+}
 
-// Sums of products of levels [8 columns][4 k] with a [4 k] for every row, digit and vector of columns, in 16 bits.
+// Rows, and vectors of columns, whose sums are in registers together.
+constexpr int max_rows(int bits, int digits) { return bits == 4 ? 4 / digits : digits == 2 ? 2 : bits == 8 ? 4 : 3; }
+constexpr int vectors_of(int bits, int digits, int rows) { return bits == 4 || digits == 1 || rows == 1 ? 2 : 1; }
+
+// The factors of every column: 4 consecutive activations.
+inline __m256i factors_at(const int8_t* a) {
+    int32_t four;
+    std::memcpy(&four, a, sizeof four);
+    return _mm256_set1_epi32(four);
+}
+
+// Spelled out, or GCC adds the products of several lines later, for which there are no registers, and moves sums between registers.
+inline void add_words(__m256i& sum, __m256i words) { asm volatile("vpaddw %1, %0, %0" : "+x"(sum) : "x"(words)); }
+inline void add_integers(__m256i& sum, __m256i integers) { asm volatile("vpaddd %1, %0, %0" : "+x"(sum) : "x"(integers)); }
+
+// Sums of products of levels [8 columns][4 k] with a [4 k] for every row, digit and vector of columns, in 16 bits. Levels of 4 bits have
+// one sum, as 8 * 2 * 15 * 128 is below 2^15; those of 5 and 6 bits have one for each half of the lines: of 4 lines 4 * 2 * 31 * 128 is,
+// and of 2 lines 2 * 2 * 63 * 128. Levels of 8 bits have one for their low and one for their high 4 bits.
 template <int Rows, int Digits, int Vectors, int Bits>
 struct LineSums {
-    static constexpr int kSums = Bits > 4 ? 2 : 1;
+    static constexpr int kSums = Bits > 4 ? 2 : 1, kNumbers = Bits == 8 ? 2 : 1, kHalves = kSums / kNumbers;
     __m256i of[Vectors][Rows][Digits][kSums] = {};
 
     // `stride` is the bytes from one row of activations to the next one.
+    template <int first>
     void add(const uint8_t* line, const int8_t* a, int64_t stride) {
         const __m256i digit = _mm256_set1_epi8(15);
-        __m256i nibbles[Vectors][kSums];
+        __m256i numbers[Vectors][kNumbers];
 #pragma GCC unroll 2
         for (int v = 0; v < Vectors; ++v) {
             const __m256i levels = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + v * 4 * kColumns));
-            nibbles[v][0] = Bits > 4 ? _mm256_and_si256(levels, digit) : levels;
-            if (Bits > 4) nibbles[v][kSums - 1] = _mm256_and_si256(_mm256_srli_epi16(levels, 4), digit);
+            numbers[v][0] = kNumbers > 1 ? _mm256_and_si256(levels, digit) : levels;
+            if (kNumbers > 1) numbers[v][kNumbers - 1] = _mm256_and_si256(_mm256_srli_epi16(levels, 4), digit);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 2
             for (int d = 0; d < Digits; ++d) {
-                int32_t four;
-                std::memcpy(&four, a + r * stride + d * kGroup, sizeof four);
-                const __m256i factors = _mm256_set1_epi32(four);
+                const __m256i factors = factors_at(a + r * stride + d * kGroup);
 #pragma GCC unroll 2
                 for (int v = 0; v < Vectors; ++v)
 #pragma GCC unroll 2
-                    for (int s = 0; s < kSums; ++s)
-                        of[v][r][d][s] = _mm256_add_epi16(of[v][r][d][s], _mm256_maddubs_epi16(nibbles[v][s], factors));
+                    for (int n = 0; n < kNumbers; ++n) add_words(of[v][r][d][first + n], _mm256_maddubs_epi16(numbers[v][n], factors));
             }
     }
 
     __m256i total(int v, int r, int d) const {
-        const __m256i low = _mm256_madd_epi16(of[v][r][d][0], _mm256_set1_epi16(1));
-        return Bits > 4 ? _mm256_add_epi32(low, _mm256_madd_epi16(of[v][r][d][kSums - 1], _mm256_set1_epi16(16))) : low;
+        const __m256i first = _mm256_madd_epi16(of[v][r][d][0], _mm256_set1_epi16(1));
+        if (kSums == 1) return first;
+        return _mm256_add_epi32(first, _mm256_madd_epi16(of[v][r][d][kSums - 1], _mm256_set1_epi16(kNumbers > 1 ? 16 : 1)));
     }
 };
 
-// Adds `count` lines. Products of the low and of the high 4 bits of levels are added in 16 bits: of at most 8 lines, 8 * 2 * 15 * 128 is
-// below 2^15.
-template <int Rows, int Digits, int Vectors, int Bits>
-inline void add_lines(LineSums<Rows, Digits, Vectors, Bits>* sums, const uint8_t* lines, int count, const int8_t* a, int64_t stride) {
+// The same for levels that are signed, in 32 bits: products of sizes, which are unsigned, with factors that have got the levels' signs.
+template <int Rows, int Vectors>
+struct SignedSums {
+    static constexpr int kHalves = 1;
+    __m256i of[Vectors][Rows] = {};
+
+    template <int>
+    void add(const uint8_t* line, const int8_t* a, int64_t stride) {
+        __m256i levels[Vectors], sizes[Vectors];
+#pragma GCC unroll 2
+        for (int v = 0; v < Vectors; ++v) {
+            const __m256i unsigned_levels = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + v * 4 * kColumns));
+            levels[v] = _mm256_xor_si256(unsigned_levels, _mm256_set1_epi8(-128));
+            sizes[v] = _mm256_abs_epi8(levels[v]);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r) {
+            const __m256i factors = factors_at(a + r * stride);
+#pragma GCC unroll 2
+            for (int v = 0; v < Vectors; ++v) {
+                const __m256i pairs = _mm256_maddubs_epi16(sizes[v], _mm256_sign_epi8(factors, levels[v]));
+                add_integers(of[v][r], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+            }
+        }
+    }
+
+    __m256i total(int v, int r, int) const { return of[v][r]; }
+};
+
+// Adds `count` lines to the sum `first`.
+template <int first, int count, int Rows, class Sums>
+inline void add_lines(Sums* sums, const uint8_t* lines, const int8_t* a, int64_t stride) {
     if (Rows == 1) {
-        for (int line = 0; line < count; ++line) sums->add(lines + line * packed_weights::kLine, a + line * 4, stride);
+#pragma GCC unroll 8
+        for (int line = 0; line < count; ++line) sums->template add<first>(lines + line * packed_weights::kLine, a + line * 4, stride);
         return;
     }
-    // Of a loop that is unrolled, GCC keeps the factors of all lines, for which there are no registers.
-#pragma GCC unroll 1
-    for (int line = 0; line < count; ++line) sums->add(lines + line * packed_weights::kLine, a + line * 4, stride);
+#pragma GCC unroll 2
+    for (int line = 0; line < count; ++line) {
+        sums->template add<first>(lines + line * packed_weights::kLine, a + line * 4, stride);
+        // GCC would keep the factors of later lines, for which there are no registers either.
+        asm volatile("" : : : "memory");
+    }
 }
 
 // As `add_group` of 16 columns. Multiply-adds are spelled out: GCC would choose others for one row than for several.
@@ -181,25 +236,30 @@ struct HalfPart {
 template <int Rows, int Digits, packed_weights::Format format>
 inline void add_part(const Activations& x, int groups, int first, const HalfPart& from, __m256 (*out)[2]) {
     constexpr int kStep = Digits * kGroup, kLines = packed_weights::kLines / packed_weights::parts_of(format);
-    constexpr int kCenter = packed_weights::center_of(format), kBits = packed_weights::bits_of(format), kVectors = vectors_of(kBits, Rows);
+    constexpr int kBits = packed_weights::bits_of(format), kVectors = vectors_of(kBits, Digits, Rows), kOffset = offset_of(format, Digits);
     const int64_t stride = static_cast<int64_t>(groups) * kStep;
     const int8_t* a = x.q + first * stride + static_cast<int64_t>(from.group) * kStep + from.part * kLines * 4;
 #pragma GCC unroll 2
     for (int vector = 0; vector < 2; vector += kVectors) {
-        LineSums<Rows, Digits, kVectors, kBits> sums;
-        add_lines(&sums, from.lines + vector * 4 * kColumns, kLines, a, stride);
+        std::conditional_t<are_signed(kBits, Digits), SignedSums<Rows, kVectors>, LineSums<Rows, Digits, kVectors, kBits>> sums;
+        constexpr int kTogether = kLines / decltype(sums)::kHalves;
+        const uint8_t* lines = from.lines + vector * 4 * kColumns;
+        add_lines<0, kTogether, Rows>(&sums, lines, a, stride);
+        if constexpr (kTogether < kLines)
+            add_lines<1, kTogether, Rows>(&sums, lines + kTogether * packed_weights::kLine, a + kTogether * 4, stride);
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r) {
             const int at = (first + r) * groups + from.group;
+            const __m256i offset =
+                _mm256_set1_epi32(kOffset == 0 ? 0 : kOffset * x.sum_of(at, from.part, packed_weights::parts_of(format)));
 #pragma GCC unroll 2
             for (int v = 0; v < kVectors; ++v) {
                 __m256i acc[Digits];
 #pragma GCC unroll 2
                 for (int d = 0; d < Digits; ++d) acc[d] = sums.total(v, r, d);
-                if (kCenter > 0)
-                    acc[Digits - 1] = _mm256_sub_epi32(acc[Digits - 1], _mm256_set1_epi32(kCenter * x.sums[at * 2 + from.part]));
-                add_group<Digits, kCenter == 0>(&out[first + r][vector + v], acc, from.scales[vector + v], from.minima[vector + v],
-                                                x.scale[at], x.total[at]);
+                if (kOffset != 0) acc[Digits - 1] = _mm256_add_epi32(acc[Digits - 1], offset);
+                add_group<Digits, packed_weights::center_of(format) == 0>(&out[first + r][vector + v], acc, from.scales[vector + v],
+                                                                          from.minima[vector + v], x.scale[at], x.total[at]);
             }
         }
     }
@@ -221,7 +281,7 @@ inline void multiply(const Activations& x, int groups, const uint8_t* panel, Pre
         for (int half = 0; half < 2; ++half) {
             const packed_weights::HalfGroup<format> from = group.half(half);
             const uint8_t* lines = from.all_lines(room);
-            // Otherwise GCC unrolls `add_lines` after all, to take the lines from registers.
+            // Otherwise GCC would take the lines from registers, of which there are too few.
             if (Rows > 1) asm("" : "+r"(lines) : : "memory");
             for (int part = 0; part < kParts; ++part) {
                 const Floats scales = from.scales(part), minima = from.minima(part);
@@ -241,6 +301,8 @@ inline void multiply(const Activations& x, int groups, const uint8_t* panel, Pre
         for (int half = 0; half < 2; ++half) sums[r][half] = joined(out[half][r][0], out[half][r][1]);
 }
 #else
+constexpr int offset_of(packed_weights::Format format, int) { return -packed_weights::center_of(format); }
+
 // acc + Σ over 4 consecutive k of q [16][4] * a [4].
 static inline Ints dot4(Ints acc, Bytes q, const int8_t* a) {
     int32_t four;

@@ -21,6 +21,17 @@ class TokenizerFilesError(ValueError):
     """The model's directory has no tokenizer, or a damaged one."""
 
 
+def read_tokenizer(path: Path) -> Any:
+    """Returns the `tokenizers.Tokenizer` of a file, without limits of length; raises what the library raises."""
+    from tokenizers import Tokenizer
+
+    loaded = Tokenizer.from_file(str(path))
+    # Limits of length in the file are those of a training run: a server would truncate prompts and fill them up.
+    loaded.no_truncation()
+    loaded.no_padding()
+    return loaded
+
+
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 WORD_START = "▁"
 
@@ -261,19 +272,13 @@ class ModelTokenizer:
     @cached_property
     def backend_tokenizer(self) -> Any:
         """The `tokenizers.Tokenizer`."""
-        from tokenizers import Tokenizer
-
         path = self._directory / "tokenizer.json"
         if not self.name_or_path or not path.is_file():
             raise TokenizerFilesError(f"this model has no tokenizer: {self.name_or_path or '(no directory)'}")
         try:
-            loaded = Tokenizer.from_file(str(path))
+            return read_tokenizer(path)
         except Exception as error:  # noqa: BLE001 - the library raises nothing more specific
             raise TokenizerFilesError(f"{path}: cannot be read: {error}") from None
-        # Bounds on lengths that a training run left in the file are not the model's.
-        loaded.no_truncation()
-        loaded.no_padding()
-        return loaded
 
     def __getattr__(self, name: str) -> Any:
         if name == "_tokenizer":

@@ -15,7 +15,7 @@ from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.checkpoint.files import read_json_object
 from fastdeploy_lp.engine.chat_template import ChatOptions, ChatTemplate, compiled
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.model_tokenizer import TokenBytes
+from fastdeploy_lp.model_tokenizer import TokenBytes, read_tokenizer
 
 # Characters.
 SHORT_TEXT = 16_384
@@ -41,7 +41,7 @@ class Tokenizer:
         if not path.is_file():
             raise CheckpointError(f"{directory}: no tokenizer.json")
         try:
-            self._tokenizer = FastTokenizer.from_file(str(path))
+            self._tokenizer: FastTokenizer = read_tokenizer(path)
         except BaseException as error:  # noqa: BLE001 - a panic of the library is no Exception
             _require_library_error(error)
             raise CheckpointError(f"{path}: cannot be read: {error}") from None

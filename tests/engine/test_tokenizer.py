@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import decoders, models
+from tokenizers import decoders, models, pre_tokenizers
 
-from fastdeploy_lp.engine.tokenizer import Tokenizer
+from fastdeploy_lp.engine.tokenizer import SHORT_TEXT, Tokenizer
 
 # Llama 2's way: a byte that no piece has is a token of its own.
 VOCAB = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "b", "▁c", "▁"]
@@ -25,6 +27,18 @@ def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder = tmp_path_factory.mktemp("tokenizer")
     made.save(str(folder / "tokenizer.json"))
     return Tokenizer(folder)
+
+
+def test_limits_of_length_in_the_file_do_not_apply(tmp_path: Path) -> None:
+    """Files of embedding models often have them; a prompt that is too long is refused, and none is filled up."""
+    limited = FastTokenizer(models.WordLevel({"a": 0, "[PAD]": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    limited.pre_tokenizer = pre_tokenizers.Whitespace()
+    limited.enable_truncation(max_length=5)
+    limited.enable_padding(length=8, pad_id=1)
+    limited.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path)
+    for count in (1, 9, SHORT_TEXT):
+        assert tokenizer.encode("a " * count) == [0] * count
 
 
 def pushed(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:

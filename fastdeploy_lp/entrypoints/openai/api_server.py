@@ -23,7 +23,6 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp
 
-from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.config.log_format import FORMAT_VARIABLE, LEVEL_VARIABLE, configure_logging
 from fastdeploy_lp.engine.client.data_parallel import make_engine
 from fastdeploy_lp.engine.client.engine import Engine
@@ -141,7 +140,7 @@ async def _serve(setup: DeclaredEngine, args: ServerArgs, listeners: _Listeners)
         app = build_app(engine, args, setup.io_processor, policies)
         server = HTTPServer(_uvicorn_config(app, protocol, _tls(args)), bounds)
         life = ServerLife(server, engine, signals, args.timeout_graceful_shutdown)
-        started = await life.run(listeners.api, lambda: _on_ready(setup.fd_config, args, listeners.api))
+        started = await life.run(listeners.api, lambda: _on_ready(engine, args, listeners.api))
     finally:
         await engine.shutdown()
         if engine.request_log is not None:
@@ -160,13 +159,13 @@ def _open_request_log(engine: Engine, path: str, max_bytes: int) -> RequestLog:
     return log
 
 
-def _on_ready(fd_config: FDConfig, args: ServerArgs, listener: socket.socket) -> None:
+def _on_ready(engine: Engine, args: ServerArgs, listener: socket.socket) -> None:
     # The processors' libraries are loaded: a process killed later leaves no shared memory.
     shared_memory.remove_of(os.getpid())
     # Objects created at startup live until exit: exclude them from garbage collection.
     gc.collect()
     gc.freeze()
-    print(_banner(fd_config, args, listener), flush=True)  # noqa: T201 - for the person who started it
+    print(_banner(engine, args, listener), flush=True)  # noqa: T201 - for the person who started it
 
 
 def _tls(args: ServerArgs) -> dict[str, Any]:
@@ -191,7 +190,8 @@ def _uvicorn_config(app: ASGIApp, protocol: type[Connection], tls: dict[str, Any
     )
 
 
-def _banner(fd_config: FDConfig, args: ServerArgs, listener: socket.socket) -> str:
+def _banner(engine: Engine, args: ServerArgs, listener: socket.socket) -> str:
+    fd_config = engine.fd_config
     host, port = listener.getsockname()[:2]
     processors = fd_config.structured_outputs_config.logits_processors
     chain = " → ".join(processors) or "none"
@@ -200,7 +200,7 @@ def _banner(fd_config: FDConfig, args: ServerArgs, listener: socket.socket) -> s
     # Never the key itself: this output ends up in logs.
     key = "-H 'Authorization: Bearer KEY' " if args.api_key else ""
     curl = f"curl {url}/chat/completions {key}-H 'Content-Type: application/json' -d"
-    tries = "\n\n".join(f"{curl} '{json.dumps(body)}'" for body in _example_bodies(fd_config))
+    tries = "\n\n".join(f"{curl} '{json.dumps(body)}'" for body in _example_bodies(engine))
     page = url.removesuffix("/v1") + PLAYGROUND
     playground = f"\nSee what the processors do: {page}\n" if args.playground else ""
     return (
@@ -210,14 +210,14 @@ def _banner(fd_config: FDConfig, args: ServerArgs, listener: socket.socket) -> s
     )
 
 
-def _example_bodies(fd_config: FDConfig) -> list[dict[str, Any]]:
+def _example_bodies(engine: Engine) -> list[dict[str, Any]]:
     """Returns a request, and with LogitBiasLogitsProcessor the same one with a bias that changes its answer."""
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     body: dict[str, Any] = {"messages": messages, "max_tokens": 32, "temperature": 0}
-    declared = fd_config.structured_outputs_config.logits_processors
-    if "LogitBiasLogitsProcessor" not in declared or fd_config.model_config.skip_tokenizer_init:
+    declared = engine.fd_config.structured_outputs_config.logits_processors
+    if "LogitBiasLogitsProcessor" not in declared or not engine.tokenizer.handles_text:
         return [body]
-    (banned, *_) = fd_config.tokenizer.encode(" Paris", add_special_tokens=False)
+    (banned, *_) = engine.tokenizer.encode(" Paris", add_special_tokens=False)
     return [body, {**body, "logits_processors_args": {"logit_bias": {str(banned): -100.0}}}]
 
 

@@ -150,9 +150,9 @@ class FastDeployModelConfig:
         path = Path(self._config.directory) / "tokenizer.json"
         if self._config.skip_tokenizer_init or not path.is_file():
             return dict.fromkeys(MARKERS, ABSENT)
-        from tokenizers import Tokenizer
+        from fastdeploy_lp.model_tokenizer import read_tokenizer
 
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = read_tokenizer(path)
         encoded = {name: tokenizer.encode(text, add_special_tokens=False).ids for name, text in MARKERS.items()}
         return {name: ids[0] if len(ids) == 1 else ABSENT for name, ids in encoded.items()}
 

@@ -28,6 +28,7 @@ from fastdeploy_lp.logits_processor.dialects.plugin_dict import CLASS
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
 from fastdeploy_lp.logits_processor.registry import load_processor
 from fastdeploy_lp.logits_processor.token_arguments import Encode
+from fastdeploy_lp.model_tokenizer import read_tokenizer
 from fastdeploy_lp.platforms.quiet_paddle import quiet_paddle
 
 Processor = str | type | Mapping[str, Any]
@@ -112,7 +113,8 @@ def phrase_encoder(fd_config: FDConfig) -> Encode | None:
     # Few processors have texts for arguments, and a check makes hundreds of harnesses.
     @cache
     def tokenizer() -> Tokenizer:
-        return Tokenizer.from_file(str(path))
+        read: Tokenizer = read_tokenizer(path)
+        return read
 
     def encode(text: str) -> list[int]:
         ids: list[int] = tokenizer().encode(text, add_special_tokens=False).ids

@@ -26,7 +26,7 @@ def read_tokenizer(path: Path) -> Any:
     from tokenizers import Tokenizer
 
     loaded = Tokenizer.from_file(str(path))
-    # Limits of length in the file are those of a training run: a server would truncate prompts and fill them up.
+    # Limits of length in the file belong to a training run: a server with them would truncate prompts, or pad them.
     loaded.no_truncation()
     loaded.no_padding()
     return loaded

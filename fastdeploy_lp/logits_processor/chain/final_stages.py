@@ -73,8 +73,7 @@ class FinalStages:
                 if entry.has_work and (slots := group.slots_for(entry)).size:
                     self._places.append(_Place(group, entry, slots))
         if self._places or self.slots.size:
-            found = [place.slots for place in self._places if place.entry not in self._faults.left_out]
-            self.slots = np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
+            self.slots = _united([place.slots for place in self._places if place.entry not in self._faults.left_out])
 
     @property
     def is_used(self) -> bool:
@@ -197,3 +196,10 @@ class FinalStages:
     def _leave_out(self, place: _Place, trace: ChainTrace | None) -> None:
         if trace is not None:
             tell_it_did_not_run(trace, place.group, place.entry, FAILED)
+
+
+def _united(slots: Sequence[Int64s]) -> Int64s:
+    """Returns the slots of several places, ascending."""
+    if len(slots) == 1:
+        return slots[0]
+    return np.unique(np.concatenate(slots)) if slots else np.empty(0, np.int64)

@@ -53,8 +53,9 @@ class FinalRows(DrawWatcher):
         if not own.size:
             return draws, self._ops.draw(logits, draws, guard=guard)
         rows = np.searchsorted(slots, own)
-        self._vocab_size, self._rows, self._draws = logits.shape[-1], rows, draws.of(rows)
-        part = self._filtered(logits, draws, rows)
+        self._vocab_size, self._rows = logits.shape[-1], rows
+        self._draws = draws if len(rows) == len(slots) else draws.of(rows)
+        part = self._filtered(logits)
         if self._trace is not None:
             traced = [slot for slot in self._trace.slots if slot in own]
             self._trace.filtered(traced, np.searchsorted(own, traced), part)
@@ -63,7 +64,7 @@ class FinalRows(DrawWatcher):
             part = self._edited(part)
             put_rows(logits, rows, part)
             draws = unfiltered(draws, rows)
-        choices = self._stages.draw(part, draws.uniform[rows], self._trace)
+        choices = self._stages.draw(part, self._draws.uniform, self._trace)
         if self._trace is not None:
             self._trace.start_clock()
         return draws, self._with_choices(logits, draws, slots, part, choices, guard=guard)
@@ -79,11 +80,11 @@ class FinalRows(DrawWatcher):
         put_rows(logits, self._rows, keep_ruled_out(self._stages.edit_again(entry, before.clone()), before))
         return logits
 
-    def _filtered(self, logits: Tensor, draws: Draws, rows: Int64s) -> Tensor:
+    def _filtered(self, logits: Tensor) -> Tensor:
         """Returns the filtered rows; `logits` itself if they are all rows, and nothing changes them."""
-        own = logits if len(rows) == logits.shape[0] else take_rows(logits, rows)
-        if self._stages.edits or not self._stages.only_builtins or not _keeps_all(draws, rows):
-            return self._ops.filtered(own, draws.of(rows))
+        own = logits if len(self._rows) == logits.shape[0] else take_rows(logits, self._rows)
+        if self._stages.edits or not self._stages.only_builtins or not _keeps_all(self._draws):
+            return self._ops.filtered(own, self._draws)
         return own
 
     def _edited(self, part: Tensor) -> Tensor:
@@ -136,11 +137,9 @@ def unfiltered(draws: Draws, rows: Int64s) -> Draws:
     return replace(draws, **copies)
 
 
-def _keeps_all(draws: Draws, rows: Int64s) -> bool:
-    """Returns True if the draw neither divides nor filters any of these rows."""
-    filters = (
-        (draws.temperature[rows] != 1) | (draws.min_p[rows] > 0) | (draws.top_k[rows] > 0) | (draws.top_p[rows] < 1)
-    )
+def _keeps_all(draws: Draws) -> bool:
+    """Returns True if the draw neither divides nor filters any row."""
+    filters = (draws.temperature != 1) | (draws.min_p > 0) | (draws.top_k > 0) | (draws.top_p < 1)
     return not filters.any()
 
 

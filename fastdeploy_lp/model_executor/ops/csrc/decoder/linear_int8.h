@@ -114,7 +114,7 @@ constexpr int kColumns = kLanes / 2;
 
 // Levels of 8 bits with one digit are multiplied as -128 … 127, whose products fit 16 bits by twos: 2 * 128 * 127 is below 2^15.
 constexpr bool are_signed(int bits, int digits) { return bits == 8 && digits == 1; }
-// Steps from zero to a level of 0 in products.
+// The number to add to each level after the products, as its product with Σ a.
 constexpr int offset_of(packed_weights::Format format, int digits) {
     return are_signed(packed_weights::bits_of(format), digits) ? 128 : -packed_weights::center_of(format);
 }
@@ -135,11 +135,12 @@ inline void add_words(__m256i& sum, __m256i words) { asm volatile("vpaddw %1, %0
 inline void add_integers(__m256i& sum, __m256i integers) { asm volatile("vpaddd %1, %0, %0" : "+x"(sum) : "x"(integers)); }
 
 // Sums of products of levels [8 columns][4 k] with a [4 k] for every row, digit and vector of columns, in 16 bits. Levels of 4 bits have
-// one sum, as 8 * 2 * 15 * 128 is below 2^15; those of 5 and 6 bits have one for each half of the lines: of 4 lines 4 * 2 * 31 * 128 is,
-// and of 2 lines 2 * 2 * 63 * 128. Levels of 8 bits have one for their low and one for their high 4 bits.
+// one sum, those of 5 and 6 bits one for each half of the lines, those of 8 bits one for their low and one for their high 4 bits.
 template <int Rows, int Digits, int Vectors, int Bits>
 struct LineSums {
     static constexpr int kSums = Bits > 4 ? 2 : 1, kNumbers = Bits == 8 ? 2 : 1, kHalves = kSums / kNumbers;
+    // Lines whose products surely fit a sum.
+    static constexpr int kFitting = (1 << 15) / (2 * 128 * ((1 << (kNumbers > 1 ? 4 : Bits)) - 1));
     __m256i of[Vectors][Rows][Digits][kSums] = {};
 
     // `stride` is the bytes from one row of activations to the next one.
@@ -175,7 +176,7 @@ struct LineSums {
 // The same for levels that are signed, in 32 bits: products of sizes, which are unsigned, with factors that have got the levels' signs.
 template <int Rows, int Vectors>
 struct SignedSums {
-    static constexpr int kHalves = 1;
+    static constexpr int kHalves = 1, kFitting = packed_weights::kLines;
     __m256i of[Vectors][Rows] = {};
 
     template <int>
@@ -243,6 +244,7 @@ inline void add_part(const Activations& x, int groups, int first, const HalfPart
     for (int vector = 0; vector < 2; vector += kVectors) {
         std::conditional_t<are_signed(kBits, Digits), SignedSums<Rows, kVectors>, LineSums<Rows, Digits, kVectors, kBits>> sums;
         constexpr int kTogether = kLines / decltype(sums)::kHalves;
+        static_assert(kTogether <= decltype(sums)::kFitting, "the sums would overflow");
         const uint8_t* lines = from.lines + vector * 4 * kColumns;
         add_lines<0, kTogether, Rows>(&sums, lines, a, stride);
         if constexpr (kTogether < kLines)

@@ -118,7 +118,7 @@ class EngineRequests:
         self._reliability = reliability
         self._send = send
         self._fair = fair
-        self._load = EngineLoad()
+        self._num_running = 0
         self._outbox = make_outbox(send, config, fair=fair)
         self._room = WaitingRoom(config, self._outbox, fair=fair)
         self._sequences = SequenceIndex()
@@ -129,8 +129,9 @@ class EngineRequests:
 
     @property
     def load(self) -> EngineLoad:
-        """Running and waiting sequences; all of them wait while no worker is ready."""
-        return self._load if self.has_worker else EngineLoad(0, len(self))
+        """Sequences that the worker reported as running, and all others in flight, which wait for it."""
+        running = self._num_running if self.has_worker else 0
+        return EngineLoad(running, max(len(self) - running, 0))
 
     @property
     def has_worker(self) -> bool:
@@ -157,6 +158,7 @@ class EngineRequests:
     def connect(self) -> int:
         """Sends a new worker the previous worker's sequences and newer ones; returns how many it gets again."""
         again = len(self._outbox.sent)
+        self._num_running = 0
         self._outbox.open()
         return again
 
@@ -195,7 +197,7 @@ class EngineRequests:
         """Reads a step of the worker."""
         stats = outputs.scheduler_stats
         num_waiting = stats.num_waiting_reqs + self._outbox.num_waiting
-        self._load = EngineLoad(stats.num_running_reqs, num_waiting)
+        self._num_running = stats.num_running_reqs
         if outputs.processors is not None:
             self._processors.update(outputs.processors)
         if self._fair:

@@ -149,6 +149,23 @@ def test_an_output_that_cannot_be_read_ends_its_request_alone(
     run(ask())
 
 
+def test_the_load_counts_requests_that_the_worker_has_not_reported(fd_config: FDConfig) -> None:
+    async def ask() -> None:
+        async with running(fd_config) as engine:
+            first = await engine.ask("first")
+            assert engine.client.load == EngineLoad(0, 1)
+            engine.workers[0].says_of(0, token_ids=[5])
+            second = await engine.ask("second")
+            while not engine.client.load.running:
+                await asyncio.sleep(0)
+            assert engine.client.load == EngineLoad(1, 1)
+            first.close()
+            second.close()
+            assert engine.client.load == EngineLoad(1, 0)
+
+    run(ask())
+
+
 def test_requests_that_wait_for_a_worker_are_told_as_waiting(fd_config: FDConfig) -> None:
     async def ask() -> None:
         async with running(fd_config) as engine:

@@ -5,8 +5,25 @@
 
 #include <cstdint>
 
+// The type of whole numbers with a sign and this many bytes.
+template <int bytes>
+struct SignedOf;
+template <>
+struct SignedOf<1> {
+    typedef int8_t Type;
+};
+template <>
+struct SignedOf<4> {
+    typedef int32_t Type;
+};
+template <>
+struct SignedOf<8> {
+    typedef int64_t Type;
+};
+
 template <class Element>
 struct RegisterPair {
+    typedef RegisterPair<typename SignedOf<sizeof(Element)>::Type> Mask;
     typedef Element Half __attribute__((vector_size(32)));
     static constexpr int kHalf = 32 / sizeof(Element);
 
@@ -37,10 +54,10 @@ struct RegisterPair {
     friend RegisterPair operator-(RegisterPair a) { return {-a.low, -a.high}; }
     friend RegisterPair operator~(RegisterPair a) { return {~a.low, ~a.high}; }
 
-    // In each lane all bits where the comparison is true, else none; of elements of 4 bytes.
-#define FDLP_COMPARISON(op)                                                                                                 \
-    friend RegisterPair<int32_t> operator op(RegisterPair a, RegisterPair b) { return {a.low op b.low, a.high op b.high}; } \
-    friend RegisterPair<int32_t> operator op(RegisterPair a, Element b) { return {a.low op b, a.high op b}; }
+    // In each lane all bits where the comparison is true, else none.
+#define FDLP_COMPARISON(op)                                                                                \
+    friend Mask operator op(RegisterPair a, RegisterPair b) { return {a.low op b.low, a.high op b.high}; } \
+    friend Mask operator op(RegisterPair a, Element b) { return {a.low op b, a.high op b}; }
     FDLP_COMPARISON(<)
     FDLP_COMPARISON(>)
     FDLP_COMPARISON(>=)

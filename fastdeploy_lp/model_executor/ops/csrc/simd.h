@@ -19,12 +19,16 @@ typedef RegisterPair<float> Floats;
 typedef RegisterPair<int32_t> Ints;
 typedef RegisterPair<uint8_t> Bytes;
 typedef RegisterPair<uint32_t> Words;
+typedef RegisterPair<double> Doubles;
+typedef RegisterPair<int64_t> Longs;
 constexpr int kSums = 6;
 #else
 typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
 typedef uint8_t Bytes __attribute__((vector_size(64)));
 typedef uint32_t Words __attribute__((vector_size(64)));
+typedef double Doubles __attribute__((vector_size(64)));
+typedef int64_t Longs __attribute__((vector_size(64)));
 constexpr int kSums = 24;
 #endif
 
@@ -53,8 +57,10 @@ static inline void write_vector(void* to, Vector v) {
 
 static inline Floats load(const float* from) { return read_vector<Floats>(from); }
 static inline Bytes load(const uint8_t* from) { return read_vector<Bytes>(from); }
+static inline Doubles load(const double* from) { return read_vector<Doubles>(from); }
 static inline void store(float* to, Floats v) { write_vector(to, v); }
 static inline void store(uint8_t* to, Bytes v) { write_vector(to, v); }
+static inline void store(double* to, Doubles v) { write_vector(to, v); }
 
 // The first `n` of them, none or all if there are fewer or more than a vector holds; zeros after them.
 static inline Floats load_first(const float* from, int n) {
@@ -141,6 +147,13 @@ static inline Floats quick_multiply_add(Floats a, Floats b, Floats c) {
 
 static inline Ints select(Ints mask, Ints yes, Ints no) { return (mask & yes) | (~mask & no); }
 static inline Floats select(Ints mask, Floats yes, Floats no) { return (Floats)select(mask, (Ints)yes, (Ints)no); }
+static inline Doubles select(Longs mask, Doubles yes, Doubles no) {
+#if defined(FDLP_PAIRS)
+    return {mask.low ? yes.low : no.low, mask.high ? yes.high : no.high};
+#else
+    return mask ? yes : no;
+#endif
+}
 
 // a where a > b, else b, also where one is NaN.
 static inline Floats maximum(Floats a, Floats b) {
@@ -238,6 +251,8 @@ static inline bool any(Ints mask) {
     return found != 0;
 #endif
 }
+
+static inline bool any(Longs mask) { return any((Ints)mask); }
 
 // To the nearest integers, halves to even ones; |v| is below 2^31.
 static inline Ints round_to_ints(Floats v) {

@@ -110,9 +110,7 @@ inline double sum(const Scratch& gathered) {
     Doubles lanes = {};
     size_t at = 0;
     for (; at + kWide <= gathered.count; at += kWide) {
-        Doubles weights;
-        std::memcpy(&weights, gathered.weights.data() + at, sizeof(weights));
-        lanes += weights;
+        lanes += load(gathered.weights.data() + at);
     }
     double total = 0.0;
     for (int64_t lane = 0; lane < kWide; ++lane) total += lanes[lane];

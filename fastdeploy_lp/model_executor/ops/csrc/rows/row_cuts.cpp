@@ -48,7 +48,7 @@ Moments moments_of(const float* row, int64_t size, double max, bool with_mean) {
         totals += weights;
         if (!with_mean) return;
         const Doubles x = logits - max;
-        products = multiply_add(weights, x > lowest ? x : lowest, products);
+        products = multiply_add(weights, select(x > lowest, x, lowest), products);
     };
     walk(row, size, take, [&] {
         drain(totals, total);
@@ -64,10 +64,10 @@ double deviation_of_row(const float* row, int64_t size, double max) {
     double sum = 0.0, square = 0.0, count = 0.0;
     const auto take = [&](Doubles logits) {
         const auto finite = logits > static_cast<double>(kMinusInfinity);
-        const Doubles x = finite ? logits - max : zero;
+        const Doubles x = select(finite, logits - max, zero);
         sums += x;
         squares = multiply_add(x, x, squares);
-        counts += finite ? one : zero;
+        counts += select(finite, one, zero);
     };
     walk(row, size, take, [&] {
         drain(sums, sum);
@@ -114,7 +114,7 @@ void cut_above_last(float* row, int64_t size, float bound) {
 // Distances of x of 8 logits from the row's weighted mean of x.
 HalfFloats distances_of(Doubles logits, double max, double mean) {
     const Doubles distance = (logits - max) - mean, opposite = mean - (logits - max);
-    return __builtin_convertvector(distance > opposite ? distance : opposite, HalfFloats);
+    return narrow(select(distance > opposite, distance, opposite));
 }
 
 // Tokens that are not further than `depth` from the mean, and weigh something: the opposite of their distances, so that

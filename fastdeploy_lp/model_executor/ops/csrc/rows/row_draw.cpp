@@ -76,7 +76,7 @@ std::array<double, kDepths> weights_from(const Weigher& weigher, const float* ro
     int64_t at = 0;
     for (; at + kWide <= size; at += kWide) {
         const Doubles logits = widen(row + at), weights = weigher(logits);
-        for (int d = 0; d < kDepths; ++d) lanes[d] += logits >= Doubles{} + static_cast<double>(bounds[d]) ? weights : Doubles{};
+        for (int d = 0; d < kDepths; ++d) lanes[d] += select(logits >= Doubles{} + static_cast<double>(bounds[d]), weights, Doubles{});
     }
     double rest[kWide];
     weigher.weigh(row + at, size - at, rest);
@@ -88,7 +88,7 @@ std::array<double, kDepths> weights_from(const Weigher& weigher, const float* ro
 }
 
 // Gathers the tokens that the filters keep, with weight 0 for other tokens that were examined.
-void select(const Filters& filters, const float* row, int64_t size, float max, Scratch& into) {
+void gather_kept(const Filters& filters, const float* row, int64_t size, float max, Scratch& into) {
     const Weigher weigher = weigher_of(filters, max);
     std::array<float, kDepths> bounds;
     for (int d = 0; d < kDepths; ++d) bounds[d] = bound_at(kDepth[d], filters.temperature, max);
@@ -110,7 +110,7 @@ void select(const Filters& filters, const float* row, int64_t size, float max, S
 
 int64_t draw_ranked(const Filters& filters, const float* row, int64_t size, float max, float uniform) {
     Scratch& kept = scratch();
-    select(filters, row, size, max, kept);
+    gather_kept(filters, row, size, max, kept);
     const double target = uniform * sum(kept);
     double reached = 0.0;
     size_t at = 0;
@@ -123,10 +123,8 @@ float least_kept(const Scratch& gathered, float max) {
     Doubles lanes = Doubles{} + static_cast<double>(max);
     size_t at = 0;
     for (; at + kWide <= gathered.count; at += kWide) {
-        Doubles weights;
-        std::memcpy(&weights, gathered.weights.data() + at, sizeof(weights));
-        const Doubles logits = widen(gathered.logits.data() + at);
-        lanes = (weights > 0.0) & (logits < lanes) ? logits : lanes;
+        const Doubles weights = load(gathered.weights.data() + at), logits = widen(gathered.logits.data() + at);
+        lanes = select((weights > 0.0) & (logits < lanes), logits, lanes);
     }
     float least = max;
     for (int64_t lane = 0; lane < kWide; ++lane) least = std::min(least, static_cast<float>(lanes[lane]));
@@ -146,7 +144,7 @@ void filter_row(const Filters& filters, const float* row, int64_t size, float* t
     if (filters.ranks() || filters.min_p > 0.0f) {
         Scratch& kept = scratch();
         if (filters.ranks()) {
-            select(filters, row, size, scan.max, kept);
+            gather_kept(filters, row, size, scan.max, kept);
         } else {
             gather(weigher_of(filters, scan.max), row, size, bound_at(kDepth[kDepths - 1], filters.temperature, scan.max), kept);
         }

@@ -10,9 +10,16 @@
 #define FDLP_SHARED inline
 #include <cmath>
 #include <cstring>
+
+#include "simd.h"
 #endif
 
 namespace fdlp {
+
+#if !defined(__CUDACC__)
+using ::select;
+#endif
+FDLP_SHARED double select(bool yes, double one, double other) { return yes ? one : other; }
 
 constexpr double kOne = 4294967296.0;    // the weight of the most likely token
 constexpr double kNothingBelow = -22.2;  // exp of this is less than one step
@@ -35,6 +42,21 @@ FDLP_SHARED To with_bits_of(From from) {
     return to;
 }
 
+#if !defined(__CUDACC__)
+template <>
+struct BitsOf<Doubles> {
+    typedef Longs Type;
+};
+template <>
+inline Longs with_bits_of<Longs>(Doubles from) {
+    return (Longs)from;
+}
+template <>
+inline Doubles with_bits_of<Doubles>(Longs from) {
+    return (Doubles)from;
+}
+#endif
+
 // a * b + c, rounded once. For vectors the compiler makes one instruction of both.
 FDLP_SHARED double multiply_add(double a, double b, double c) { return fma(a, b, c); }
 template <class Number, class Factor, class Term>
@@ -47,7 +69,7 @@ template <class Number>
 FDLP_SHARED Number exp_of_negative(Number x) {
     typedef typename BitsOf<Number>::Type Bits;
     const Number floor = Number{} - 700.0;
-    x = x > floor ? x : floor;
+    x = select(x > floor, x, floor);
     // Adding this rounds to a whole number and leaves it in the lowest bits.
     constexpr double kRound = 6755399441055744.0;
     const Number shifted = multiply_add(x, 1.4426950408889634074, kRound);
@@ -77,8 +99,8 @@ FDLP_SHARED Number weight_of(Number x, double least) {
     const Number scaled = exp_of_negative(x) * kOne;
     constexpr double kRound = 4503599627370496.0;
     Number whole = (scaled + kRound) - kRound;
-    whole = whole > scaled ? whole - 1.0 : whole;
-    return whole >= Number{} + least ? whole : Number{};
+    whole = select(whole > scaled, whole - 1.0, whole);
+    return select(whole >= Number{} + least, whole, Number{});
 }
 
 // exp(x) in the nearest whole steps of 2^-42. Two million of them add up in 64 bits, to the same sum in any order.

@@ -27,9 +27,8 @@ inline KeyRange narrow(const KeyRange& range, const float* keys, const double* w
     size_t at = 0;
     for (; at + kWide <= count; at += kWide) {
         const Doubles key = widen(keys + at);
-        Doubles weight;
-        std::memcpy(&weight, weights + at, sizeof(weight));
-        for (int b = 0; b < kBounds; ++b) lanes[b] += key >= Doubles{} + bounds[b] ? weight : Doubles{};
+        const Doubles weight = load(weights + at);
+        for (int b = 0; b < kBounds; ++b) lanes[b] += select(key >= Doubles{} + bounds[b], weight, Doubles{});
     }
     for (int b = 0; b < kBounds; ++b) {
         reached[b] = 0.0;

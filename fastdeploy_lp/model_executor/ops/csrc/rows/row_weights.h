@@ -12,24 +12,20 @@
 
 namespace fdlp {
 
-typedef double Doubles __attribute__((vector_size(kWide * sizeof(double))));
-typedef int64_t Longs __attribute__((vector_size(kWide * sizeof(int64_t))));
-
-template <>
-struct BitsOf<Doubles> {
-    typedef Longs Type;
-};
-
 inline Doubles widen(const float* from) {
-    HalfFloats loaded;
-    std::memcpy(&loaded, from, sizeof(loaded));
-    return __builtin_convertvector(loaded, Doubles);
+#if defined(FDLP_PAIRS)
+    return {_mm256_cvtps_pd(_mm_loadu_ps(from)), _mm256_cvtps_pd(_mm_loadu_ps(from + kWide / 2))};
+#else
+    return __builtin_convertvector(load_half(from), Doubles);
+#endif
 }
 
-inline bool any(Longs mask) {
-    int64_t joined = 0;
-    for (int64_t lane = 0; lane < kWide; ++lane) joined |= mask[lane];
-    return joined != 0;
+inline HalfFloats narrow(Doubles v) {
+#if defined(FDLP_PAIRS)
+    return _mm256_set_m128(_mm256_cvtpd_ps(v.high), _mm256_cvtpd_ps(v.low));
+#else
+    return __builtin_convertvector(v, HalfFloats);
+#endif
 }
 
 // Converts a row's logits to weights; weights below `least` count as 0, which is min-p.
@@ -50,14 +46,12 @@ struct Weigher {
     void weigh(const float* logits, int64_t count, double* to) const {
         int64_t at = 0;
         for (; at + kWide <= count; at += kWide) {
-            const Doubles weights = (*this)(widen(logits + at));
-            std::memcpy(to + at, &weights, sizeof(weights));
+            store(to + at, (*this)(widen(logits + at)));
         }
         if (at == count) return;
         float rest[kWide];
         for (int64_t lane = 0; lane < kWide; ++lane) rest[lane] = at + lane < count ? logits[at + lane] : kMinusInfinity;
-        const Doubles weights = (*this)(widen(rest));
-        std::memcpy(to + at, &weights, sizeof(weights));
+        store(to + at, (*this)(widen(rest)));
     }
 };
 

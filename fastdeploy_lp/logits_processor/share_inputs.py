@@ -175,16 +175,23 @@ class ShareInputs(Mapping[str, Any]):
         self, slots: NDArray[np.int64], tokens: NDArray[np.int64], counts: NDArray[np.int64] | None = None
     ) -> None:
         """Records sampled tokens: one for each of these slots [n], or `counts` [n] of them, in order, at least one."""
-        if counts is None:
-            counts = np.ones_like(slots)
-        ends = np.cumsum(counts)
-        begin = self._arrays["prompt_lens"][slots, 0] + self._arrays["step_idx"][slots, 0]
-        self._arrays["step_idx"][slots, 0] += counts
-        rows, positions = np.repeat(slots, counts), np.repeat(begin - (ends - counts), counts) + np.arange(len(tokens))
+        num_tokens = self._arrays["step_idx"][slots, 0]
+        positions = self._arrays["prompt_lens"][slots, 0] + num_tokens
+        rows, last = slots, tokens
+        if counts is not None:
+            ends = np.cumsum(counts)
+            last = tokens[ends - 1]
+            rows, positions = (
+                np.repeat(slots, counts),
+                np.repeat(positions - (ends - counts), counts) + np.arange(ends[-1]),
+            )
+        self._arrays["step_idx"][slots, 0] = num_tokens + (1 if counts is None else counts)
         # The last token of a full context does not fit the array; its sequence ends with it.
-        fits = positions < self._arrays["token_ids_all_cpu"].shape[1]
-        self._put("token_ids_all", rows[fits], positions[fits], tokens[fits])
-        self._put("next_tokens", slots, np.zeros_like(slots), tokens[ends - 1])
+        if (fits := positions < self._arrays["token_ids_all_cpu"].shape[1]).all():
+            self._put("token_ids_all", rows, positions, tokens)
+        else:
+            self._put("token_ids_all", rows[fits], positions[fits], tokens[fits])
+        self._put("next_tokens", slots, np.zeros_like(slots), last)
 
     def _put(self, name: str, rows: NDArray[np.int64], cols: NDArray[np.int64], values: NDArray[np.int64]) -> None:
         self._arrays[f"{name}_cpu"][rows, cols] = values

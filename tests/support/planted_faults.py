@@ -139,8 +139,8 @@ FAULTS = (
     ),
     Fault(
         "number-of-the-slot",
-        'uniform=seeded_uniform(share_inputs["seed"][slots, 0], positions.astype(np.uint64)),',
-        'uniform=seeded_uniform(share_inputs["seed"][slots, 0], slots.astype(np.uint64)),',
+        'self._parameters.of(share_inputs, slots).draws(share_inputs["step_idx"][slots, 0])',
+        "self._parameters.of(share_inputs, slots).draws(slots)",
         "sampler: draws depend on the position, not on the slot",
         ("worker/sampler/test_sampler.py", "worker/test_engine_core.py", "worker/test_golden.py"),
     ),

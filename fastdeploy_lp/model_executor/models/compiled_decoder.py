@@ -6,7 +6,6 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -39,21 +38,27 @@ class PackedBatch:
     @classmethod
     def of(cls, chunks: Sequence[SequenceChunk], block_size: int) -> PackedBatch:
         """The chunks in the order given; every table is cut or filled up to the longest context among them."""
-        lengths = [len(chunk.token_ids) for chunk in chunks]
-        query_starts = np.array([0, *accumulate(lengths)], np.int32)
+        # A decode step has few numbers: lists take less time than numpy's operators.
+        positions: list[int] = []
+        query_starts, output_rows = [0], list[int]()
+        for chunk in chunks:
+            positions.extend(range(chunk.start, chunk.start + len(chunk.token_ids)))
+            output_rows.extend(range(len(positions) - chunk.num_outputs, len(positions)))
+            query_starts.append(len(positions))
+        width = -(-max(chunk.start + len(chunk.token_ids) for chunk in chunks) // block_size)
         token_ids = np.concatenate([chunk.token_ids for chunk in chunks], dtype=np.int32)
-        rows = np.arange(len(token_ids), dtype=np.int32)
-        starts = np.array([chunk.start for chunk in chunks], np.int32)
-        positions = rows + np.repeat(starts - query_starts[:-1], lengths)
-        first_outputs = query_starts[1:] - np.array([chunk.num_outputs for chunk in chunks], np.int32)
-        output_rows = rows[rows >= np.repeat(first_outputs, lengths)]
-        width = -(-max(chunk.start + length for chunk, length in zip(chunks, lengths, strict=True)) // block_size)
         tables = np.concatenate([_filled(chunk.block_table, width) for chunk in chunks], dtype=np.int32)
-        arrays = (token_ids, positions, query_starts, tables, output_rows)
+        numbers = np.array([*positions, *query_starts, *output_rows], np.int32)
+        places = numbers.ctypes.data
         struct = BatchStruct(
-            len(token_ids), len(chunks), len(output_rows), width, *(array.ctypes.data for array in arrays)
+            *(len(positions), len(chunks), len(output_rows), width),
+            token_ids=token_ids.ctypes.data,
+            positions=places,
+            query_starts=places + numbers.itemsize * len(positions),
+            block_tables=tables.ctypes.data,
+            output_rows=places + numbers.itemsize * (len(positions) + len(query_starts)),
         )
-        return cls(struct, arrays, len(output_rows))
+        return cls(struct, (token_ids, numbers, tables), len(output_rows))
 
 
 def _filled(table: IntArray, width: int) -> NDArray[Any]:

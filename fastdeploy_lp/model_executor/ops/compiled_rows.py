@@ -38,6 +38,7 @@ class CompiledRowOps(PaddleRowOps):
         super().__init__()
         self._library = library
         self._addresses: LastOperands[int] = LastOperands(addresses)
+        self._draw_addresses: LastOperands[int] = LastOperands(addresses)
         self._additions = _LastAdditions()
         declare_row_functions(library)
 
@@ -52,10 +53,8 @@ class CompiledRowOps(PaddleRowOps):
         logits = plain(logits)
         rows, size = logits.shape
         tokens = paddle.empty([rows], "int64")
-        arguments = _draw_arguments(draws)
-        self._library.fdlp_draw_rows(
-            logits.data_ptr(), rows, size, *arguments, *addresses(draws.uniform), tokens.data_ptr()
-        )
+        arguments = (*self._arguments_of(draws), *addresses(draws.uniform))
+        self._library.fdlp_draw_rows(logits.data_ptr(), rows, size, *arguments, tokens.data_ptr())
         return tokens
 
     def filtered(self, logits: Tensor, draws: Draws) -> Tensor:
@@ -63,7 +62,7 @@ class CompiledRowOps(PaddleRowOps):
         logits = plain(logits)
         rows, size = logits.shape
         result = paddle.empty_like(logits)
-        self._library.fdlp_filter_rows(logits.data_ptr(), rows, size, *_draw_arguments(draws), result.data_ptr())
+        self._library.fdlp_filter_rows(logits.data_ptr(), rows, size, *self._arguments_of(draws), result.data_ptr())
         return result
 
     def logprobs(self, logits: Tensor, chosen: Tensor, count: int, *, normalize: bool) -> RowLogprobs:
@@ -154,6 +153,9 @@ class CompiledRowOps(PaddleRowOps):
         operands = self._addresses.of(rows, values)
         self._library.fdlp_cut_rows(logits.data_ptr(), logits.shape[-1], cut, len(rows), *operands)
 
+    def _arguments_of(self, draws: Draws) -> tuple[int, ...]:
+        return self._draw_addresses.of(draws.temperature, draws.min_p, draws.top_k, draws.top_p)
+
 
 class _LastAdditions:
     """`Additions` of the last call of `add`, kept for the next one with the same arrays and vocabulary.
@@ -188,10 +190,6 @@ def is_plain(logits: Tensor) -> bool:
 def plain(logits: Tensor) -> Tensor:
     """Returns the logits as the operators on rows take them, converted if necessary."""
     return logits if is_plain(logits) else logits.astype("float32").contiguous()
-
-
-def _draw_arguments(draws: Draws) -> tuple[int, ...]:
-    return addresses(draws.temperature, draws.min_p, draws.top_k, draws.top_p)
 
 
 def _list_arguments(lists: TokenLists) -> tuple[int, ...]:

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.logits_processor.sequence_state.uniform import seeded_uniform
 from fastdeploy_lp.messages import TokenLogprobs
 from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, RowOps
 from fastdeploy_lp.model_executor.ops.row_selection import row_ops
 from fastdeploy_lp.worker.sampler.chain_tail import ChainTail
 from fastdeploy_lp.worker.sampler.device_read import begin_read
+from fastdeploy_lp.worker.sampler.draw_parameters import DrawParameters, RequestParameters
 from fastdeploy_lp.worker.sampler.draw_watcher import DrawWatcher
 from fastdeploy_lp.worker.sampler.final_rows import FinalRows
 from fastdeploy_lp.worker.sampler.logprobs import LogprobsCapture
@@ -46,14 +46,17 @@ class Sampler:
         self.ops = row_ops() if ops is None else ops
         self._tail = ChainTail(fd_config, self.ops)
         self._logprobs = LogprobsCapture(self.ops, fd_config.model_config.logprobs_mode)
+        self._parameters = DrawParameters()
 
     def enter(self, sequence: WorkerSequence) -> None:
         """Registers a sequence in its slot."""
+        self._parameters.forget()
         self._tail.enter(sequence)
         self._logprobs.enter(sequence)
 
     def leave(self, slot: int) -> None:
         """Clears a slot."""
+        self._parameters.forget()
         self._tail.leave(slot)
         self._logprobs.leave(slot)
 
@@ -69,7 +72,8 @@ class Sampler:
         Row r is for the token that is `places[r]` after the next one of slot `slots[r]`, which must not need each
         token. guard: a row may be without a token; it yields -1.
         """
-        return self.ops.draw(logits, _draws(share_inputs, slots, places), guard=guard)
+        draws = RequestParameters.of(share_inputs, slots).draws(share_inputs["step_idx"][slots, 0] + places)
+        return self.ops.draw(logits, draws, guard=guard)
 
     def capture(self, logits: Tensor, slots: Int64s) -> None:
         """Keeps the rows of the raw logits [rows, vocab_size] that logprobs need; row r is slot `slots[r]`."""
@@ -80,7 +84,7 @@ class Sampler:
 
         Penalties and bans need the other logits, and so do log probabilities of the processed logits.
         """
-        if np.count_nonzero(share_inputs["temperature_cpu"][slots]):
+        if not self._parameters.of(share_inputs, slots).all_greedy:
             return False
         return not (self._tail.works_on_any(slots) or self._logprobs.shows_what_is_drawn_from)
 
@@ -107,7 +111,7 @@ class Sampler:
             watchers = [*watchers, final]
         for watcher in watchers:
             watcher.edited(logits, slots, self._tail)
-        draws = _draws(share_inputs, slots)
+        draws = self._parameters.of(share_inputs, slots).draws(share_inputs["step_idx"][slots, 0])
         guard = guard or self._tail.any_bans
         if final is None:
             tokens = self.ops.draw(logits, draws, guard=guard)
@@ -159,20 +163,3 @@ class Sampler:
     def bans_in(self, slot: int) -> list[str]:
         """The fields by which the slot's request has ruled tokens out."""
         return self._tail.bans_in(slot)
-
-
-def _draws(share_inputs: Mapping[str, Any], slots: Int64s, places: Int64s | int = 0) -> Draws:
-    """Returns the parameters of the tokens that are `places` after the next one of each slot."""
-    temperature: NDArray[np.float32] = share_inputs["temperature_cpu"][slots, 0]
-    if not np.count_nonzero(temperature):
-        # All rows are greedy: the other fields are unused.
-        zeros = np.zeros(len(slots), np.int64)
-        return Draws(temperature, temperature, zeros, temperature, temperature)
-    positions = share_inputs["draw_offset"][slots, 0] + share_inputs["step_idx"][slots, 0] + places
-    return Draws(
-        temperature=temperature,
-        min_p=share_inputs["min_p_cpu"][slots, 0],
-        top_k=share_inputs["top_k_cpu"][slots, 0],
-        top_p=share_inputs["top_p_cpu"][slots, 0],
-        uniform=seeded_uniform(share_inputs["seed"][slots, 0], positions.astype(np.uint64)),
-    )

@@ -73,15 +73,20 @@ class KeyedDrawProcessor(DrawingProcessor[_Contexts]):
         """Returns the number of rounds of the tournament, 0 for the exponential minimum."""
         raise NotImplementedError
 
-    def _prepare(self, share_inputs: Mapping[str, Any], *, changed: bool) -> None:  # noqa: ARG002 - every step differs
+    def _prepare(self, share_inputs: Mapping[str, Any], *, changed: bool) -> None:
+        if changed or self._keyed is None:
+            self._keyed = self._plain_rows(int(np.count_nonzero(~share_inputs["stop_flags"])))
+        for row, state in self._slots:
+            self._keyed.flips[row], self._keyed.factors[row] = state.mixers()
+
+    def _plain_rows(self, count: int) -> KeyedRows:
+        """Returns rows that are drawn without the key, with the rounds of the requests in them."""
         from fastdeploy_lp.model_executor.ops.choices import KeyedRows
 
-        rows = int(np.count_nonzero(~share_inputs["stop_flags"]))
-        numbers = np.zeros((2, rows), np.uint32)
-        layers = np.zeros(rows, np.int64)
+        layers = np.zeros(count, np.int64)
         for row, state in self._slots:
-            numbers[:, row], layers[row] = state.mixers(), state.layers
-        self._keyed = KeyedRows(numbers[0], numbers[1], layers)
+            layers[row] = state.layers
+        return KeyedRows(np.zeros(count, np.uint32), np.zeros(count, np.uint32), layers)
 
     def _choose(self, logits: Tensor, uniforms: NDArray[np.float32]) -> Tensor:
         if self._keyed is None:

@@ -284,7 +284,8 @@ class ChainEntry:
         Raises WrongResultError for a result that violates the contract.
         """
         self.actions.begin_apply()
-        return require_tokens(self._watched(partial(self.processor.draw, logits), uniforms), len(uniforms))
+        tokens: Any = self._watched(partial(self.processor.draw, logits), uniforms)
+        return tokens if self.is_builtin else require_tokens(tokens, len(uniforms))
 
     def forced_tokens(self, slot: int, output: Sequence[int], count: int) -> list[int]:
         """Returns up to `count` tokens that the processor will force in a slot after `output`; counts the time.

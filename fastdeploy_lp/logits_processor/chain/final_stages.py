@@ -127,12 +127,14 @@ class FinalStages:
             if place.entry in self._faults.left_out:
                 self._leave_out(place, trace)
                 continue
-            rows = np.searchsorted(self.slots, place.slots)
             # An author's code may write to its rows, and its choice is compared with them afterwards.
-            shared = place.entry.is_builtin and len(rows) == len(self.slots)
-            part = logits if shared else take_rows(logits, rows)
+            if place.entry.is_builtin and len(place.slots) == len(self.slots):
+                part, own = logits, uniforms
+            else:
+                rows = np.searchsorted(self.slots, place.slots)
+                part, own = take_rows(logits, rows), uniforms[rows]
             try:
-                tokens = place.entry.draw(part, uniforms[rows])
+                tokens = place.entry.draw(part, own)
             except RowErrors as error:
                 self._faults.rows_failed(place.group, place.entry, error)
                 continue

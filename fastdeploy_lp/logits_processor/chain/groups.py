@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,7 @@ class ChainGroup:
         # The active slots of these flags, which rarely change: finding them takes longer than a small processor.
         self._active = np.empty(0, np.int64)
         self._active_by = b""
+        self._seen: dict[ChainEntry, _SeenSlots] = {}
 
     def enter(self, slot: int, selection: Selection, *, again: bool = False) -> None:
         """Puts a request into the slot; `again` if it is counted already."""
@@ -62,17 +64,28 @@ class ChainGroup:
         An entry that hides rows sees the slots of all other rows stopped, and one after the filters also the slots that
         take the most likely token.
         """
-        if entry.stage == LOGITS and not entry.hides_rows:
-            return self.stop_flags
+        return self._seen_by(entry).stop_flags
+
+    def slots_for(self, entry: ChainEntry) -> NDArray[np.int64]:
+        """Returns the slots whose rows the entry sees in this step, int64 [n], ascending."""
+        return self._seen_by(entry).slots
+
+    def _seen_by(self, entry: ChainEntry) -> _SeenSlots:
+        everything = entry.stage == LOGITS and not entry.hides_rows
+        by = (self.stop_flags.tobytes(), self.greedy.tobytes(), everything, entry.view.num_changes)
+        known = self._seen.get(entry)
+        if known is None or known.by != by:
+            known = self._seen[entry] = _SeenSlots.of(self._flags_of(entry, everything=everything), by)
+        return known
+
+    def _flags_of(self, entry: ChainEntry, *, everything: bool) -> NDArray[np.bool_]:
+        if everything:
+            return self.stop_flags.copy()
         own = np.ones_like(self.stop_flags)
         own[list(filter(entry.works_on, self.active_slots().tolist()))] = False
         if entry.stage != LOGITS:
             own |= self.greedy
         return own
-
-    def slots_for(self, entry: ChainEntry) -> NDArray[np.int64]:
-        """Returns the slots whose rows the entry sees in this step, int64 [n], ascending."""
-        return np.flatnonzero(~self.stop_flags_for(entry)[:, 0])
 
     def slots_at(self, stage: Stage) -> NDArray[np.int64]:
         """Returns the slots of this group with a row at this stage, int64 [n], ascending."""
@@ -98,8 +111,24 @@ class ChainGroup:
         slots = entry.view.using
         if not slots:
             return 0
-        active = self.slots_at(entry.stage)
+        active = self.active_slots() if entry.stage == LOGITS else self.slots_for(entry)
         return len(slots) if len(active) == len(self.slots) else len(slots.intersection(active.tolist()))
+
+
+@dataclass(frozen=True)
+class _SeenSlots:
+    """The slots that an entry sees: `stop_flags` [S, 1] and `slots` int64 [n], read-only; they change with `by`."""
+
+    stop_flags: NDArray[np.bool_]
+    slots: NDArray[np.int64]
+    by: tuple[bytes, bytes, bool, int]
+
+    @classmethod
+    def of(cls, stop_flags: NDArray[np.bool_], by: tuple[bytes, bytes, bool, int]) -> _SeenSlots:
+        """Finds the slots of these flags, and makes both read-only."""
+        slots = np.flatnonzero(~stop_flags[:, 0])
+        stop_flags.flags.writeable = slots.flags.writeable = False
+        return cls(stop_flags, slots, by)
 
 
 MAX_ORDERS = 32

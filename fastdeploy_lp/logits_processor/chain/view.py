@@ -25,6 +25,8 @@ class ProcessorView(Mapping[str, Any]):
     def __init__(self, max_num_seqs: int, *, read_only: bool = False) -> None:
         self.args: list[ProcessorArgs] = ReadOnlyList(ProcessorArgs() for _ in range(max_num_seqs))
         self.using: set[int] = set()
+        # Rises whenever a request enters or leaves.
+        self.num_changes = 0
         self._read_only = read_only
         self._share_inputs: Mapping[str, Any] = {}
         self._versions = np.zeros(max_num_seqs, np.int64)
@@ -43,6 +45,7 @@ class ProcessorView(Mapping[str, Any]):
         # Nested values belong to the request, and its other processors see them too.
         list.__setitem__(self.args, slot, copy.deepcopy(args) if self._read_only and args else args)
         self._versions[slot] += 1
+        self.num_changes += 1
 
     def bind(self, share_inputs: Mapping[str, Any], stop_flags: Any) -> None:
         """Sets the slot arrays and the stop flags to read from."""

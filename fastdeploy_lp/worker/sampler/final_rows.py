@@ -37,7 +37,7 @@ class FinalRows(DrawWatcher):
         self._skips_faults = skips_faults
         # Choices that an author's code made, which may be illegal, with their rows.
         self._doubtful: list[tuple[Choice, Int64s]] = []
-        self._rows: Int64s = np.empty(0, np.int64)
+        self._rows: Int64s
         self._vocab_size = 0
         self._draws: Draws
 
@@ -139,8 +139,8 @@ def unfiltered(draws: Draws, rows: Int64s) -> Draws:
 
 def _keeps_all(draws: Draws) -> bool:
     """Returns True if the draw neither divides nor filters any row."""
-    filters = (draws.temperature != 1) | (draws.min_p > 0) | (draws.top_k > 0) | (draws.top_p < 1)
-    return not filters.any()
+    fields = (draws.temperature, draws.min_p, draws.top_k, draws.top_p)
+    return all(row == (1, 0, 0, 1) for row in zip(*(field.tolist() for field in fields), strict=True))
 
 
 def keep_ruled_out(logits: Tensor, before: Tensor) -> Tensor:

@@ -168,7 +168,10 @@ def quality(args: argparse.Namespace) -> list[Quality]:
 
 @dataclass(frozen=True)
 class Cost:
-    """A decode step in which every row uses a processor: milliseconds of the clock and of the cores, medians."""
+    """A decode step in which every row uses a processor: milliseconds of the clock and of the cores.
+
+    Medians over turns, the ratios' too.
+    """
 
     way: str
     filters: str
@@ -212,23 +215,24 @@ class Bench:
 
 
 def costs(args: argparse.Namespace, rows: int, filters: Mapping[str, Any]) -> list[Cost]:
-    """Returns the cost of each way; the ways take turns, so that a busy machine slows all of them equally."""
+    """Returns the cost of each way; the ways take turns, and are compared within a turn: a machine may be busy."""
     ways = (PLAIN, *ARGUMENTS, "again")
     bench = Bench(args, rows, filters, args.turns * len(ways) * (args.steps + 1) + 8)
-    seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    # Of each turn, the medians of its steps: by the clock, and of all cores.
+    seconds: dict[str, list[NDArray[np.float64]]] = {way: [] for way in ways}
     for turn in range(args.turns):
         for place in range(len(ways)):
             way = ways[(place + turn) % len(ways)]
             bench.become(PLAIN if way == "again" else way)
             bench.step()
-            seconds[way] += [bench.step() for _ in range(args.steps)]
-    medians: dict[str, NDArray[np.float64]] = {way: np.median(each, axis=0) for way, each in seconds.items()}
+            seconds[way].append(np.median([bench.step() for _ in range(args.steps)], axis=0))
     label = ", ".join(f"{name} {value:g}" for name, value in filters.items()) or "none"
-    plain = medians[PLAIN]
-    return [
-        Cost(way, label, rows, 1000 * each[0], each[0] / plain[0], 1000 * each[1], each[1] / plain[1])
-        for way, each in medians.items()
-    ]
+    found = []
+    for way, each in seconds.items():
+        step, core = 1000 * np.median(each, axis=0)
+        ratio, core_ratio = np.median(np.divide(each, seconds[PLAIN]), axis=0)
+        found.append(Cost(way, label, rows, step, ratio, core, core_ratio))
+    return found
 
 
 FILTERS: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.7, "top_p": 0.95})
@@ -242,7 +246,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--texts", type=int, default=160, help="texts of each way (160)")
     parser.add_argument("--tokens", type=int, default=TOKENS, help=f"tokens of a text ({TOKENS})")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32], help="rows of a step (1 32)")
-    parser.add_argument("--turns", type=int, default=12, help="turns of each way")
+    parser.add_argument("--turns", type=int, default=40, help="turns of each way (40)")
     parser.add_argument("--steps", type=int, default=5, help="steps of a turn")
     parser.add_argument("--only", choices=["quality", "cost"], help="one of the two parts")
     parser.add_argument("--json", action="store_true", help="print JSON alone")

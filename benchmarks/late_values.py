@@ -147,8 +147,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--rate", type=float, default=4.0, help="short requests a second")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of a round")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=1.5, help="of a round")
     return parser.parse_args(given)
 
 

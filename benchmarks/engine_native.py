@@ -148,6 +148,45 @@ class Products(Protocol):
         """Computes all of them."""
 
 
+class Numbers(Protocol):
+    """Source of the weights and activations of the products."""
+
+    def weight(self, shape: Shape) -> NDArray[np.float32]:
+        """Returns weights [out_features, in_features] that are packed in the shape's format."""
+
+    def blocks(self, shape: Shape) -> NDArray[np.uint8]:
+        """Returns the blocks of a K-quant, a row of bytes for each output."""
+
+    def inputs(self, rows: int, columns: int) -> NDArray[np.float32]:
+        """Returns activations [rows, columns]."""
+
+
+class RandomNumbers:
+    """Random `Numbers`, the same ones in each run."""
+
+    def __init__(self) -> None:
+        self._random = np.random.default_rng(0)
+
+    def weight(self, shape: Shape) -> NDArray[np.float32]:
+        """Returns weights of 16 to 255 levels, which every group of inputs has, or of 16 bits."""
+        if shape.format in LEVELS:
+            least, most = LEVELS[shape.format]
+            levels = self._random.integers(least, most + 1, (shape.out_features, shape.in_features))
+            levels[:, ::GROUP], levels[:, 1::GROUP] = least, most
+            return (levels * np.float32(1 / 16)).astype(np.float32)
+        weight = _random_matrix(self._random, shape.out_features, shape.in_features)
+        narrow = {WeightFormat.BFLOAT16: ml_dtypes.bfloat16, WeightFormat.FLOAT16: np.float16}.get(shape.format)
+        return weight if narrow is None else weight.astype(narrow).astype(np.float32)
+
+    def blocks(self, shape: Shape) -> NDArray[np.uint8]:
+        """See `Numbers`."""
+        return random_blocks(self._random, (shape.out_features, shape.in_features), BLOCKS[shape.format])
+
+    def inputs(self, rows: int, columns: int) -> NDArray[np.float32]:
+        """See `Numbers`."""
+        return _random_matrix(self._random, rows, columns)
+
+
 class OurProducts:
     """The products by the package's own kernels, each with its own packed weights.
 
@@ -157,16 +196,23 @@ class OurProducts:
     """
 
     def __init__(
-        self, library: Path, ops: ctypes.CDLL, shapes: list[Shape], digits: int, *, bfloat16: bool = False
+        self,
+        library: Path,
+        ops: ctypes.CDLL,
+        shapes: list[Shape],
+        digits: int,
+        *,
+        bfloat16: bool = False,
+        numbers: Numbers | None = None,
     ) -> None:
         self._library, self._ops, self._digits, self._bfloat16 = ctypes.CDLL(str(library)), ops, digits, bfloat16
         self._library.bench_choose_tiles(int(tile_choice()))
         self._shapes = shapes
-        random = np.random.default_rng(0)
+        self._numbers: Numbers = RandomNumbers() if numbers is None else numbers
         self.weights: dict[Shape, NDArray[np.float32]] = {}
         packed: dict[Shape, PackedWeight] = {}
         for shape in dict.fromkeys(shapes):
-            packed[shape], self.weights[shape] = self._pack(random, shape)
+            packed[shape], self.weights[shape] = self._pack(shape)
         self._packed = [replace(packed[shape], data=_copy(packed[shape].data)) for shape in shapes]
 
     @property
@@ -176,21 +222,19 @@ class OurProducts:
 
     def rows(self, rows: int) -> OurRows:
         """The same products for so many rows of activations."""
-        return OurRows(self._library, self._shapes, self._packed, (self._digits, self._bfloat16), rows)
+        return OurRows(self._library, self._shapes, self._packed, (self._digits, self._bfloat16), rows, self._numbers)
 
-    def _pack(self, random: np.random.Generator, shape: Shape) -> tuple[PackedWeight, NDArray[np.float32]]:
+    def _pack(self, shape: Shape) -> tuple[PackedWeight, NDArray[np.float32]]:
         if shape.format in BLOCKS and not self._bfloat16:
-            return self._pack_blocks(random, shape, BLOCKS[shape.format])
-        weight = _random_weight(random, shape)
+            return self._pack_blocks(shape)
+        weight = self._numbers.weight(shape)
         packed = PackedWeight.of(self._ops, weight, quantized=self._digits > 0, bfloat16=self._bfloat16)
         if packed.format != shape.format:
             raise ValueError(f"weights of {shape} were packed as {packed.format.name}")
         return packed, weight
 
-    def _pack_blocks(
-        self, random: np.random.Generator, shape: Shape, kind: GGMLQuantizationType
-    ) -> tuple[PackedWeight, NDArray[np.float32]]:
-        blocks = random_blocks(random, (shape.out_features, shape.in_features), kind)
+    def _pack_blocks(self, shape: Shape) -> tuple[PackedWeight, NDArray[np.float32]]:
+        blocks, kind = self._numbers.blocks(shape), BLOCKS[shape.format]
         rows = np.zeros(shape.out_features, ROW)
         rows["at"], rows["file"] = blocks.ctypes.data + np.arange(len(rows)) * blocks.strides[0], IN_MEMORY
         rows["element"] = ELEMENT_TYPES[kind.name]
@@ -209,11 +253,11 @@ class OurRows:
         packed: list[PackedWeight],
         precision: tuple[int, bool],
         rows: int,
+        numbers: Numbers,
     ) -> None:
         digits, bfloat16 = precision
         self._library, self._rows = library, rows
-        random = np.random.default_rng(1)
-        self.inputs = {shape: _random_matrix(random, rows, shape.in_features) for shape in shapes}
+        self.inputs = {shape: numbers.inputs(rows, shape.in_features) for shape in shapes}
         self.outputs = {shape: np.zeros((rows, _round_up(shape.out_features)), np.float32) for shape in shapes}
         self._kept: list[Any] = [packed]
         prepared = {shape: self._activations(shape) for shape in self.inputs}
@@ -302,18 +346,6 @@ def stream_bytes() -> int:
     sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     kib = [int(path.read_text().strip().removesuffix("K")) for path in sizes]
     return max(STREAM_BYTES, 8 * 1024 * max(kib, default=0))
-
-
-def _random_weight(random: np.random.Generator, shape: Shape) -> NDArray[np.float32]:
-    """Weights that are packed in the shape's format: of 16 to 255 levels that every group of inputs has, or 16 bits."""
-    if shape.format in LEVELS:
-        least, most = LEVELS[shape.format]
-        levels = random.integers(least, most + 1, (shape.out_features, shape.in_features))
-        levels[:, ::GROUP], levels[:, 1::GROUP] = least, most
-        return (levels * np.float32(1 / 16)).astype(np.float32)
-    weight = _random_matrix(random, shape.out_features, shape.in_features)
-    narrow = {WeightFormat.BFLOAT16: ml_dtypes.bfloat16, WeightFormat.FLOAT16: np.float16}.get(shape.format, np.float32)
-    return weight.astype(narrow).astype(np.float32)
 
 
 def _random_matrix(random: np.random.Generator, rows: int, columns: int) -> NDArray[np.float32]:

@@ -93,8 +93,8 @@ class LogitsProcessor(ABC):
     def apply(self, logits: Tensor) -> Tensor:
         """Returns the changed logits [rows, vocab_size]; changing them in place is cheapest."""
 
-    def draw(self, logits: Tensor, uniforms: NDArray[np.float32]) -> Tensor:
-        """Returns a token for each row, int64 [rows]; only for the stage "draw".
+    def draw(self, logits: Tensor, uniforms: NDArray[np.float32]) -> Tensor | NDArray[np.int64]:
+        """Returns a token for each row, int64 [rows], on the device or on the host; only for the stage "draw".
 
         logits: float32 [rows, vocab_size] as in the stage "filtered", not to be changed. uniforms: [rows] in (0, 1],
         from each request's seed and the token's position, so that a draw that uses them does not depend on the batch.

@@ -10,7 +10,7 @@ from fastdeploy_lp.platforms.base import DeviceFailure, DeviceWatch, Platform
 from fastdeploy_lp.platforms.cpu import CpuPlatform
 from fastdeploy_lp.platforms.device_rows import write_rows
 from fastdeploy_lp.platforms.gpu import GpuPlatform
-from fastdeploy_lp.platforms.host_memory import in_host_memory, writable_view
+from fastdeploy_lp.platforms.host_memory import in_host_memory, on_host, writable_view
 from fastdeploy_lp.platforms.selection import current_platform, find_platform, platform_of
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ __all__ = [
     "current_platform",
     "find_platform",
     "in_host_memory",
+    "on_host",
     "platform_of",
     "to_device",
     "writable_view",

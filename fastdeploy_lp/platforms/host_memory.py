@@ -18,6 +18,13 @@ def in_host_memory(tensor: Tensor) -> bool:
     return bool(tensor.place.is_cpu_place())
 
 
+def on_host(values: Tensor | NDArray[Any]) -> NDArray[Any]:
+    """Returns values on the host: a read-only view of a tensor's memory where numpy can view it, else a copy."""
+    if isinstance(values, np.ndarray):
+        return values
+    return np.asarray(np.from_dlpack(values) if in_host_memory(values) else values.numpy())
+
+
 def writable_view(logits: Tensor) -> NDArray[Any] | None:
     """Returns a view of the logits' memory [rows, vocab_size], None if numpy cannot write it."""
     if not in_host_memory(logits):

@@ -280,12 +280,12 @@ class RequestSource:
         """Fields that choose processors, in each of the forms that a request may use."""
         rng = self._rng
         form = rng.choice(["none", "none", "flat", "object", "list"])
+        if form == "none":
+            return {}
         chosen = rng.sample(self._names, rng.choice([1, 1, 1, 2, 4]))
         args = {name: self._catalogue.arguments(rng, name) for name in chosen}
         if rng.random() < 0.3:
             args |= self._phrase()
-        if form == "none":
-            return {}
         if form == "flat":
             merged = {argument: value for each in args.values() for argument, value in each.items()}
             return {rng.choice(["logits_processors_args", "extra_args"]): merged}

@@ -44,11 +44,11 @@ class DrawingProcessor(SlotProcessor[State]):
         if given is not None and sampling_params.temperature == 0:
             raise ValueError(f"{cls.argument} needs a temperature above 0: at 0 there is no token to choose")
 
-    def draw(self, logits: Tensor, uniforms: NDArray[np.float32]) -> Tensor:
+    def draw(self, logits: Tensor, uniforms: NDArray[np.float32]) -> Tensor | NDArray[np.int64]:
         """See `LogitsProcessor.draw`."""
         return self._choose(logits, np.ascontiguousarray(uniforms))
 
-    def _choose(self, logits: Tensor, uniforms: NDArray[np.float32]) -> Tensor:
+    def _choose(self, logits: Tensor, uniforms: NDArray[np.float32]) -> Tensor | NDArray[np.int64]:
         """Returns a token for each row, int64 [rows]; -1 for a row without a usable logit."""
         raise NotImplementedError
 

@@ -88,7 +88,7 @@ class KeyedDrawProcessor(DrawingProcessor[_Contexts]):
             layers[row] = state.layers
         return KeyedRows(np.zeros(count, np.uint32), np.zeros(count, np.uint32), layers)
 
-    def _choose(self, logits: Tensor, uniforms: NDArray[np.float32]) -> Tensor:
+    def _choose(self, logits: Tensor, uniforms: NDArray[np.float32]) -> Tensor | NDArray[np.int64]:
         if self._keyed is None:
             raise RuntimeError("draw: update_state has not run")
         return self._choices.keyed(logits, self._keyed, uniforms)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fastdeploy_lp.logits_processor.builtin.drawing import DrawingProcessor
 from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest
-from fastdeploy_lp.platforms import in_host_memory
+from fastdeploy_lp.platforms import on_host
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -51,14 +51,13 @@ class MirostatLogitsProcessor(DrawingProcessor["_Control"]):
         self._bits: NDArray[np.float64] = np.empty(0)
         # Of the last draw: the states of its rows, with their numbers of tokens before it, and the surprises.
         self._drawn: list[tuple[int, _Control, int]] = []
-        self._surprises: Tensor | None = None
+        self._surprises: Tensor | NDArray[np.float64] | None = None
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         """Reads the surprises of the last draw, then prepares the next one."""
         if self._surprises is not None:
             # The step's own read has already waited for the device.
-            found = self._surprises
-            surprises = np.from_dlpack(found) if in_host_memory(found) else found.numpy()
+            surprises = on_host(self._surprises)
             for row, state, place in self._drawn:
                 state.observe(place, float(surprises[row]))
             self._surprises = None
@@ -81,7 +80,7 @@ class MirostatLogitsProcessor(DrawingProcessor["_Control"]):
             self._drawn.append((row, state, place))
             self._bits[row] = state.bound_at(place)
 
-    def _choose(self, logits: Tensor, uniforms: NDArray[np.float32]) -> Tensor:
+    def _choose(self, logits: Tensor, uniforms: NDArray[np.float32]) -> Tensor | NDArray[np.int64]:
         tokens, self._surprises = self._choices.below_surprise(logits, self._bits, uniforms)
         return tokens
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fastdeploy_lp.logits_processor.builtin.slot_processor import SlotProcessor
 from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest
-from fastdeploy_lp.platforms import in_host_memory, to_device, writable_view, write_rows
+from fastdeploy_lp.platforms import on_host, to_device, writable_view, write_rows
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -182,13 +182,8 @@ class WatchedPhraseProcessor(SlotProcessor[WatchedRequest]):
         if signs is None:
             return
         # No copy in host memory; from a device, a copy of one byte for each checked row.
-        seen = signs if isinstance(signs, np.ndarray) else _on_host(signs)
-        for (_, state), sign in zip(self._watched, seen.tolist(), strict=True):
+        for (_, state), sign in zip(self._watched, on_host(signs).astype(bool).tolist(), strict=True):
             state.end_step(sign=sign)
-
-
-def _on_host(flags: Tensor) -> NDArray[np.bool_]:
-    return np.asarray(np.from_dlpack(flags) if in_host_memory(flags) else flags.numpy(), np.bool_)
 
 
 def greatest_is_one_of(rows: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:

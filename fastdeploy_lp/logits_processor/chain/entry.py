@@ -278,8 +278,8 @@ class ChainEntry:
             require_same_kind(result, logits)
         return result
 
-    def draw(self, logits: Tensor, uniforms: NDArray[np.float32]) -> Tensor:
-        """Returns the processor's choice of a token for each row, int64 [rows].
+    def draw(self, logits: Tensor, uniforms: NDArray[np.float32]) -> Tensor | NDArray[np.int64]:
+        """Returns the processor's choice of a token for each row, int64 [rows]: on the device, unless a builtin's.
 
         Raises WrongResultError for a result that violates the contract.
         """

@@ -26,11 +26,14 @@ Int64s = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Choice:
-    """Tokens int64 [n], on the device, that a processor chose for the rows of `slots` int64 [n], ascending."""
+    """Tokens int64 [n] that a processor chose for the rows of `slots` int64 [n], ascending.
+
+    They are in host memory if a builtin returned an array.
+    """
 
     entry: ChainEntry
     slots: Int64s
-    tokens: Tensor
+    tokens: Tensor | Int64s
 
 
 @dataclass(frozen=True)

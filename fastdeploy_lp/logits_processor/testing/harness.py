@@ -24,6 +24,7 @@ from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
 from fastdeploy_lp.logits_processor.stages import DRAW, FILTERED, LOGITS
 from fastdeploy_lp.logits_processor.testing.loading import Processor, load, phrase_encoder, standalone_fd_config
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
+from fastdeploy_lp.platforms import on_host, to_device
 from fastdeploy_lp.request.sampling_params import SamplingParams
 from fastdeploy_lp.stats import ProcessorStats
 
@@ -283,8 +284,8 @@ class ProcessorHarness:
         held = [self.requests[slot] for slot in self.seen]
         seeds = np.array([each.params.seed or 0 for each in held], np.uint64)
         places = np.array([len(each.prompt) + len(each.output) for each in held], np.uint64)
-        tokens: Tensor = self._run("draw", self.entry.draw, logits, seeded_uniform(seeds, places))
-        chosen = paddle.arange(self.vocab_size).unsqueeze(0) == tokens.unsqueeze(1)
+        tokens = on_host(self._run("draw", self.entry.draw, logits, seeded_uniform(seeds, places)))
+        chosen = to_device(np.arange(self.vocab_size) == tokens[:, None])
         legal = chosen & (logits > -np.inf)
         impossible = ~legal.any(axis=1, keepdim=True)
         values = paddle.where(legal, paddle.zeros_like(logits), paddle.full_like(logits, -np.inf))

@@ -42,11 +42,12 @@ class KeyedRows:
 class Choices(ABC):
     """Draws from logits [rows, vocab_size] float32, divided by the temperature, -inf for what is ruled out.
 
-    A row's token depends on this row alone; it is -1 for a row with a NaN or without a finite maximum.
+    A row's token depends on this row alone; it is -1 for a row with a NaN or without a finite maximum. Results are in
+    host memory if they are arrays.
     """
 
     @abstractmethod
-    def keyed(self, logits: Tensor, keyed: KeyedRows, uniforms: Floats) -> Tensor:
+    def keyed(self, logits: Tensor, keyed: KeyedRows, uniforms: Floats) -> Tensor | Int64s:
         """Returns a token for each row, int64 [rows].
 
         The exponential minimum takes the token with the greatest logit - ln(-ln(u)), u from its word. A tournament of m
@@ -55,7 +56,9 @@ class Choices(ABC):
         """
 
     @abstractmethod
-    def below_surprise(self, logits: Tensor, bits: NDArray[np.float64], uniforms: Floats) -> tuple[Tensor, Tensor]:
+    def below_surprise(
+        self, logits: Tensor, bits: NDArray[np.float64], uniforms: Floats
+    ) -> tuple[Tensor, Tensor] | tuple[Int64s, NDArray[np.float64]]:
         """Returns a token for each row, int64 [rows], and its surprise -log2(p) in the row, float64 [rows].
 
         The token is drawn from those with a surprise of at most `bits` [rows], or is the most likely one.
@@ -162,35 +165,36 @@ SIGNATURES = {
 }
 
 
-class CompiledChoices(PaddleChoices):
+class CompiledChoices(Choices):
     """Each core processes separate rows; most tokens cost a comparison or one exponential."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
+        self._reference = PaddleChoices()
         for name, arguments in SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, None
 
-    def keyed(self, logits: Tensor, keyed: KeyedRows, uniforms: Floats) -> Tensor:
+    def keyed(self, logits: Tensor, keyed: KeyedRows, uniforms: Floats) -> Tensor | Int64s:
         """As the interface says."""
         if not is_plain(logits):
-            return super().keyed(logits, keyed, uniforms)
+            return self._reference.keyed(logits, keyed, uniforms)
         rows, size = logits.shape
-        tokens = paddle.empty([rows], "int64")
-        arrays = (keyed.flips, keyed.factors, keyed.layers, np.ascontiguousarray(uniforms))
-        self._library.fdlp_choose_keyed(logits.data_ptr(), rows, size, *addresses(*arrays), tokens.data_ptr())
+        tokens = np.empty(rows, np.int64)
+        arrays = (keyed.flips, keyed.factors, keyed.layers, np.ascontiguousarray(uniforms), tokens)
+        self._library.fdlp_choose_keyed(logits.data_ptr(), rows, size, *addresses(*arrays))
         return tokens
 
-    def below_surprise(self, logits: Tensor, bits: NDArray[np.float64], uniforms: Floats) -> tuple[Tensor, Tensor]:
+    def below_surprise(
+        self, logits: Tensor, bits: NDArray[np.float64], uniforms: Floats
+    ) -> tuple[Tensor, Tensor] | tuple[Int64s, NDArray[np.float64]]:
         """As the interface says."""
         if not is_plain(logits):
-            return super().below_surprise(logits, bits, uniforms)
+            return self._reference.below_surprise(logits, bits, uniforms)
         rows, size = logits.shape
-        tokens, surprises = paddle.empty([rows], "int64"), paddle.empty([rows], "float64")
-        self._library.fdlp_choose_below_surprise(
-            *(logits.data_ptr(), rows, size, *addresses(bits, np.ascontiguousarray(uniforms))),
-            *(tokens.data_ptr(), surprises.data_ptr()),
-        )
+        tokens, surprises = np.empty(rows, np.int64), np.empty(rows, np.float64)
+        arrays = (bits, np.ascontiguousarray(uniforms), tokens, surprises)
+        self._library.fdlp_choose_below_surprise(logits.data_ptr(), rows, size, *addresses(*arrays))
         return tokens, surprises
 
 

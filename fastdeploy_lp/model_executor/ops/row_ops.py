@@ -199,6 +199,11 @@ class RowOps(RowEdits):
     def draw(self, logits: Tensor, draws: Draws, *, guard: bool) -> Tensor:
         """A token for each row, int64 [rows]; with `guard`, -1 for a row with a NaN or without a finite maximum."""
 
+    def draw_to_host(self, logits: Tensor, draws: Draws, *, guard: bool) -> Int64s:
+        """The same tokens in host memory; waits for the device."""
+        tokens: Int64s = self.draw(logits, draws, guard=guard).numpy().astype(np.int64)
+        return tokens
+
     @abstractmethod
     def filtered(self, logits: Tensor, draws: Draws) -> Tensor:
         """New logits as a draw uses them: divided by the temperature, -inf where a filter leaves a token out.

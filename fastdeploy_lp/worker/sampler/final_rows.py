@@ -36,14 +36,15 @@ class FinalRows(DrawWatcher):
         self._trace = trace
         self._skips_faults = skips_faults
         # Choices that an author's code made, which may be illegal, with their rows.
-        self._doubtful: list[tuple[Choice, Int64s]] = []
+        self._doubtful: list[tuple[Choice, Tensor, Int64s]] = []
         self._rows: Int64s
         self._vocab_size = 0
         self._draws: Draws
 
-    def draw(self, logits: Tensor, draws: Draws, slots: Int64s, *, guard: bool) -> tuple[Draws, Tensor]:
+    def draw(self, logits: Tensor, draws: Draws, slots: Int64s, *, guard: bool) -> tuple[Draws, Tensor | Int64s]:
         """Returns the parameters of the draw and the tokens int64 [rows]; row r of logits is slot `slots[r]`.
 
+        Tokens are in host memory if a builtin has chosen all of them there; then none of them is to be checked.
         Edited rows replace the rows of logits [rows, vocab_size], and their parameters filter no more.
         """
         if self._trace is not None:
@@ -93,7 +94,7 @@ class FinalRows(DrawWatcher):
 
     def _with_choices(
         self, logits: Tensor, draws: Draws, slots: Int64s, drawn_from: Tensor, choices: list[Choice], *, guard: bool
-    ) -> Tensor:
+    ) -> Tensor | Int64s:
         """Returns the step's tokens int64 [rows]; rows without a choice are drawn."""
         if len(choices) == 1 and choices[0].entry.is_builtin and len(choices[0].slots) == len(slots):
             return choices[0].tokens
@@ -105,9 +106,9 @@ class FinalRows(DrawWatcher):
         tokens = self._ops.draw(logits, replace(draws, temperature=temperature), guard=guard)
         for choice in choices:
             rows = np.searchsorted(slots, choice.slots)
-            chosen = choice.tokens
+            chosen = to_device(choice.tokens) if isinstance(choice.tokens, np.ndarray) else choice.tokens
             if not choice.entry.is_builtin:
-                self._doubtful.append((choice, rows))
+                self._doubtful.append((choice, chosen, rows))
                 own = to_device(np.searchsorted(self._stages.slots, choice.slots))
                 chosen = _legal_or(paddle.gather(tokens, to_device(rows)), chosen, paddle.gather(drawn_from, own))
             tokens = tokens.index_put_((to_device(rows),), chosen)
@@ -118,11 +119,11 @@ class FinalRows(DrawWatcher):
 
     def drawn(self, logits: Tensor, draws: Draws, tokens: Tensor) -> list[Tensor]:  # noqa: ARG002 - interface
         """Returns the choices that may be illegal."""
-        return [choice.tokens for choice, _ in self._doubtful]
+        return [chosen for _, chosen, _ in self._doubtful]
 
     def take(self, tokens: Int64s, read: Iterator[NDArray[Any]]) -> None:
         """Reports choices that are not the step's tokens: they were illegal, unless the row has no token at all."""
-        for choice, rows in self._doubtful:
+        for choice, _, rows in self._doubtful:
             chosen = next(read).astype(np.int64)
             for place in np.flatnonzero((chosen != tokens[rows]) & (tokens[rows] >= 0)).tolist():
                 self._stages.report_illegal(choice, place, int(chosen[place]), self._vocab_size)

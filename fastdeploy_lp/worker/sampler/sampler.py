@@ -15,6 +15,7 @@ from fastdeploy_lp.logits_processor.sequence_state.uniform import mixed_seeds, u
 from fastdeploy_lp.messages import TokenLogprobs
 from fastdeploy_lp.model_executor.ops.row_ops import Draws, Floats, Int64s, RowOps
 from fastdeploy_lp.model_executor.ops.row_selection import row_ops
+from fastdeploy_lp.platforms import current_platform, to_device
 from fastdeploy_lp.worker.sampler.chain_tail import ChainTail
 from fastdeploy_lp.worker.sampler.device_read import begin_read
 from fastdeploy_lp.worker.sampler.draw_watcher import DrawWatcher
@@ -113,10 +114,16 @@ class Sampler:
             watcher.edited(logits, slots, self._tail)
         draws = self._parameters.of(share_inputs, slots).draws(share_inputs["step_idx"][slots, 0])
         guard = guard or self._tail.any_bans
+        on_host = current_platform().computes_on_host and not (also_read or meanwhile or self._logprobs.asked_for)
+        if on_host and not watchers:
+            return SampledRows(self.ops.draw_to_host(logits, draws, guard=guard))
         if final is None:
             tokens = self.ops.draw(logits, draws, guard=guard)
         else:
-            draws, tokens = final.draw(logits, draws, slots, guard=guard)
+            draws, drawn = final.draw(logits, draws, slots, guard=guard)
+            if on_host and isinstance(drawn, np.ndarray) and len(watchers) == 1:
+                return SampledRows(drawn)
+            tokens = to_device(drawn) if isinstance(drawn, np.ndarray) else drawn
         if watchers:
             return self._watched(logits, draws, tokens, also_read, watchers, meanwhile)
         return self._read(logits, draws, tokens, also_read, meanwhile)

@@ -17,6 +17,7 @@ from fastdeploy_lp.logits_processor.builtin.keyed_draws import PLAIN, _Contexts
 from fastdeploy_lp.logits_processor.builtin.keyed_hash import context_mixers, token_words
 from fastdeploy_lp.logits_processor.builtin.keyed_scores import gumbel_score, synthid_score
 from fastdeploy_lp.model_executor.ops.choices import Choices, KeyedRows, PaddleChoices, choices
+from fastdeploy_lp.platforms import on_host
 
 REFERENCE = PaddleChoices()
 
@@ -61,7 +62,7 @@ def test_compiled_choices_are_those_of_the_reference(size: int) -> None:
             bound = np.full(len(rows), bits)
             own, expected = (each.below_surprise(given, bound, uniform) for each in (compiled, REFERENCE))
             assert own[0].tolist() == expected[0].tolist()
-            np.testing.assert_allclose(own[1].numpy(), expected[1].numpy(), rtol=1e-12, atol=1e-12)
+            np.testing.assert_allclose(on_host(own[1]), on_host(expected[1]), rtol=1e-12, atol=1e-12)
         assert (paddle.to_tensor(rows).numpy() == given.numpy()).all() or np.isnan(rows).any()
 
 
@@ -104,7 +105,7 @@ def test_a_tournament_is_what_two_way_rounds_make_of_the_distribution(layers: in
     marks = KeyedRows(*(np.full(count, each, np.uint32) for each in (flip, factor)), np.full(count, layers))
     grid = ((np.arange(count) + 0.5) / count).astype(np.float32)
     rows = paddle.to_tensor(np.tile(logits, (count, 1)))
-    found = np.bincount(choices().keyed(rows, marks, grid).numpy(), minlength=7) / count
+    found = np.bincount(on_host(choices().keyed(rows, marks, grid)), minlength=7) / count
     np.testing.assert_allclose(found, expected, atol=3 / count)
 
 
@@ -115,7 +116,7 @@ def test_over_keys_the_tokens_are_distributed_as_without_one(layers: int) -> Non
     shares = np.exp(logits.astype(np.float64))
     shares /= shares.sum()
     tokens = choices().keyed(paddle.to_tensor(np.tile(logits, (count, 1))), keyed(count, layers), uniforms(count))
-    found = np.bincount(tokens.numpy(), minlength=24) / count
+    found = np.bincount(on_host(tokens), minlength=24) / count
     assert (np.abs(found - shares) < 5 * np.sqrt(shares * (1 - shares) / count)).all()
 
 

@@ -17,7 +17,6 @@ from support.server import REPOSITORY, server_environment
 from support.tiny import GOLDEN, write_tiny_checkpoint
 
 from fastdeploy_lp.logits_processor import BUILTIN
-from fastdeploy_lp.logits_processor.builtin import watched_phrase
 from fastdeploy_lp.model_executor.ops import compiled_rows
 from fastdeploy_lp.platforms import GpuPlatform, host_memory
 
@@ -95,8 +94,7 @@ def test_builtins_give_the_same_where_logits_are_out_of_the_hosts_reach(monkeypa
     """On the CPU, by the ways that they take on a device: Paddle's operators and no view of the logits."""
     in_host_memory = gpu_chain.outcome()
     monkeypatch.setattr(compiled_rows, "compiled_ops", lambda: None)
-    for module in (host_memory, watched_phrase):
-        monkeypatch.setattr(module, "in_host_memory", lambda _: False)
+    monkeypatch.setattr(host_memory, "in_host_memory", lambda _: False)
     assert gpu_check.differences(gpu_chain.outcome(), in_host_memory, gpu_check.CHAIN_TOLERANCE) == []
 
 

@@ -139,8 +139,8 @@ FAULTS = (
     ),
     Fault(
         "number-of-the-slot",
-        'self._parameters.of(share_inputs, slots).draws(share_inputs["step_idx"][slots, 0])',
-        "self._parameters.of(share_inputs, slots).draws(slots)",
+        "return requests.draws_by(self._uniforms[num_tokens - self._first, np.arange(len(slots))])",
+        "return requests.draws_by(requests.uniforms(slots))",
         "sampler: draws depend on the position, not on the slot",
         ("worker/sampler/test_sampler.py", "worker/test_engine_core.py", "worker/test_golden.py"),
     ),

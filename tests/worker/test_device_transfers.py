@@ -24,7 +24,6 @@ from support.tiny import tiny_fd_config, write_tiny_checkpoint
 
 from fastdeploy_lp.guided_decoding.grammar import grammar_of
 from fastdeploy_lp.logits_processor import BUILTIN, Selection
-from fastdeploy_lp.logits_processor.builtin import mirostat, watched_phrase
 from fastdeploy_lp.logits_processor.testing.tensors import READS
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.platforms import current_platform, host_memory
@@ -56,8 +55,7 @@ def platform(monkeypatch: pytest.MonkeyPatch, waits: list[str]) -> Iterator[Devi
         return qkv[:, : self.dims.num_heads * self.dims.head_dim].clone()
 
     monkeypatch.setattr(EmulatedBlockAttention, "_operate", operate)
-    for module in (host_memory, watched_phrase, mirostat):
-        monkeypatch.setattr(module, "in_host_memory", lambda _: False)
+    monkeypatch.setattr(host_memory, "in_host_memory", lambda _: False)
     with device_like(waits.append) as made:
         yield made
     assert waits == []

@@ -112,7 +112,7 @@ class Sampler:
             watchers = [*watchers, final]
         for watcher in watchers:
             watcher.edited(logits, slots, self._tail)
-        draws = self._parameters.of(share_inputs, slots).draws(share_inputs["step_idx"][slots, 0])
+        draws = self._parameters.draws(share_inputs, slots)
         guard = guard or self._tail.any_bans
         on_host = current_platform().computes_on_host and not (also_read or meanwhile or self._logprobs.asked_for)
         if on_host and not watchers:
@@ -203,23 +203,34 @@ class RequestParameters:
 
     def draws(self, num_tokens: Int64s) -> Draws:
         """Returns the draws of the tokens that follow `num_tokens` [n] output tokens."""
-        if self.all_greedy:
-            # The other fields are unused.
-            return Draws(self.temperature, self.min_p, self.top_k, self.top_p, self.temperature)
-        positions = self.offsets + num_tokens
-        uniform = uniform_at(self.seeds, positions.astype(np.uint64))
+        return self.draws_by(self.temperature if self.all_greedy else self.uniforms(num_tokens))
+
+    def draws_by(self, uniform: Floats) -> Draws:
+        """Returns draws by these numbers [n], which are unused if all requests take the most likely token."""
         return Draws(self.temperature, self.min_p, self.top_k, self.top_p, uniform)
+
+    def uniforms(self, num_tokens: Int64s) -> Floats:
+        """Returns the numbers [..., n] that draw the tokens after `num_tokens` [..., n] output tokens."""
+        return uniform_at(self.seeds, (self.offsets + num_tokens).astype(np.uint64))
+
+
+# Tokens whose numbers are computed together: for few rows, one token's take as long.
+NUMBERS_AHEAD = 32
 
 
 class DrawParameters:
-    """Gathers the requests' parameters when slots change, and not for each token: a token needs few of so many arrays.
+    """Parameters of the next tokens' draws, kept as long as slots hold the same requests.
 
-    Requests enter and leave slots.
+    A token needs few numbers from many short arrays, and each operator on such an array takes microseconds. Requests
+    enter and leave slots.
     """
 
     def __init__(self) -> None:
         self._slots: bytes | None = None
         self._requests: RequestParameters
+        # Of tokens from `_first` [n] on: [NUMBERS_AHEAD, n].
+        self._uniforms: NDArray[np.float32]
+        self._first: Int64s | None = None
 
     def forget(self) -> None:
         """A request has entered or left a slot."""
@@ -228,5 +239,20 @@ class DrawParameters:
     def of(self, share_inputs: Mapping[str, Any], slots: Int64s) -> RequestParameters:
         """Returns the parameters of the requests in `slots` [n]."""
         if (key := slots.tobytes()) != self._slots:
-            self._requests, self._slots = RequestParameters.of(share_inputs, slots), key
+            self._requests, self._slots, self._first = RequestParameters.of(share_inputs, slots), key, None
         return self._requests
+
+    def draws(self, share_inputs: Mapping[str, Any], slots: Int64s) -> Draws:
+        """Returns the draws of the next token of each slot [n]."""
+        requests = self.of(share_inputs, slots)
+        if requests.all_greedy:
+            return requests.draws_by(requests.temperature)
+        num_tokens: Int64s = share_inputs["step_idx"][slots, 0]
+        if self._first is None:
+            # The next step may have other slots; with the same ones, numbers are computed ahead.
+            self._first = num_tokens - NUMBERS_AHEAD
+            return requests.draws(num_tokens)
+        if (num_tokens - self._first).max() >= NUMBERS_AHEAD:
+            self._first = num_tokens
+            self._uniforms = requests.uniforms(num_tokens + np.arange(NUMBERS_AHEAD)[:, None])
+        return requests.draws_by(self._uniforms[num_tokens - self._first, np.arange(len(slots))])

@@ -18,6 +18,7 @@ from fastdeploy_lp.logits_processor.sequence_state.uniform import seeded_uniform
 from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
 from fastdeploy_lp.model_executor.ops.row_ops import RowOps
 from fastdeploy_lp.worker.sampler import Sampler
+from fastdeploy_lp.worker.sampler.sampler import NUMBERS_AHEAD, DrawParameters
 
 VOCAB_SIZE = 12
 SLOTS = 16
@@ -286,6 +287,22 @@ def test_other_seeds_and_other_positions_give_other_tokens(draw: Draw) -> None:
     flat = Row(np.zeros(512, np.float32))
     assert len(set(draw([replace(flat, seed=seed) for seed in range(SLOTS)]))) > SLOTS // 2
     assert len(set(draw([replace(flat, output_len=length) for length in range(7)]))) > 3
+
+
+def test_numbers_that_are_computed_ahead_are_those_of_each_token() -> None:
+    rng = np.random.default_rng(0)
+    slots = np.array([0, 2, 3])
+    parameters = DrawParameters()
+    for seed in (1, 2):
+        rows = [Row(random_logits(0), seed=seed + row, prompt_len=2 + row, output_len=row) for row in range(3)]
+        share_inputs = fill(rows, slots.tolist())
+        parameters.forget()
+        for _ in range(3 * NUMBERS_AHEAD):
+            positions = [row.prompt_len for row in rows] + share_inputs["step_idx"][slots, 0]
+            seeds = np.array([row.seed for row in rows], np.uint64)
+            drawn = parameters.draws(share_inputs, slots).uniform
+            assert drawn.tolist() == seeded_uniform(seeds, positions.astype(np.uint64)).tolist()
+            share_inputs["step_idx"][slots, 0] += rng.integers(1, 4, len(slots))
 
 
 def test_the_logits_are_left_as_they_were(ops: RowOps) -> None:

@@ -180,11 +180,8 @@ class ShareInputs(Mapping[str, Any]):
         rows, last = slots, tokens
         if counts is not None:
             ends = np.cumsum(counts)
-            last = tokens[ends - 1]
-            rows, positions = (
-                np.repeat(slots, counts),
-                np.repeat(positions - (ends - counts), counts) + np.arange(ends[-1]),
-            )
+            rows, last = np.repeat(slots, counts), tokens[ends - 1]
+            positions = np.repeat(positions - (ends - counts), counts) + np.arange(len(tokens))
         self._arrays["step_idx"][slots, 0] = num_tokens + (1 if counts is None else counts)
         # The last token of a full context does not fit the array; its sequence ends with it.
         if (fits := positions < self._arrays["token_ids_all_cpu"].shape[1]).all():

@@ -111,10 +111,8 @@ class ExtremeNumbers:
 
     def weight(self, shape: Any) -> Any:
         least, most = native.LEVELS[shape.format]
-        groups = np.full((shape.out_features * shape.in_features // native.GROUP, native.GROUP), least, np.float32)
-        if self._highest:
-            groups[:] = most
-        groups /= 16
+        size = (shape.out_features * shape.in_features // native.GROUP, native.GROUP)
+        groups = np.full(size, (most if self._highest else least) / 16, np.float32)
         # The third one makes shorter levels impossible, and with 8 bits exact ones, whose lowest one is 1.
         groups[:, :3] = least / 16, most / 16, 0.1234 if shape.format == LEVELS8 else (least + 1) / 16
         return groups.reshape(shape.out_features, -1)

@@ -182,6 +182,7 @@ class ChainEntry:
 
     def _reset_use(self) -> None:
         self._was_used = False
+        self.view.num_changes += 1
         self._seen.clear()
         # Bytes that this instance has allocated and not freed, as estimated from outside.
         self.grown = 0

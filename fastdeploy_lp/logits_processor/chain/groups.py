@@ -64,28 +64,22 @@ class ChainGroup:
         An entry that hides rows sees the slots of all other rows stopped, and one after the filters also the slots that
         take the most likely token.
         """
-        return self._seen_by(entry).stop_flags
+        return self.stop_flags if _sees_everything(entry) else self._seen_by(entry).stop_flags
 
     def slots_for(self, entry: ChainEntry) -> NDArray[np.int64]:
         """Returns the slots whose rows the entry sees in this step, int64 [n], ascending."""
-        return self._seen_by(entry).slots
+        return self.active_slots() if _sees_everything(entry) else self._seen_by(entry).slots
 
     def _seen_by(self, entry: ChainEntry) -> _SeenSlots:
-        everything = entry.stage == LOGITS and not entry.hides_rows
-        by = (self.stop_flags.tobytes(), self.greedy.tobytes(), everything, entry.view.num_changes)
+        by = (self.stop_flags.tobytes(), self.greedy.tobytes(), entry.view.num_changes)
         known = self._seen.get(entry)
         if known is None or known.by != by:
-            known = self._seen[entry] = _SeenSlots.of(self._flags_of(entry, everything=everything), by)
+            own = np.ones_like(self.stop_flags)
+            own[list(filter(entry.works_on, self.active_slots().tolist()))] = False
+            if entry.stage != LOGITS:
+                own |= self.greedy
+            known = self._seen[entry] = _SeenSlots.of(own, by)
         return known
-
-    def _flags_of(self, entry: ChainEntry, *, everything: bool) -> NDArray[np.bool_]:
-        if everything:
-            return self.stop_flags.copy()
-        own = np.ones_like(self.stop_flags)
-        own[list(filter(entry.works_on, self.active_slots().tolist()))] = False
-        if entry.stage != LOGITS:
-            own |= self.greedy
-        return own
 
     def slots_at(self, stage: Stage) -> NDArray[np.int64]:
         """Returns the slots of this group with a row at this stage, int64 [n], ascending."""
@@ -115,16 +109,20 @@ class ChainGroup:
         return len(slots) if len(active) == len(self.slots) else len(slots.intersection(active.tolist()))
 
 
+def _sees_everything(entry: ChainEntry) -> bool:
+    return entry.stage == LOGITS and not entry.hides_rows
+
+
 @dataclass(frozen=True)
 class _SeenSlots:
     """The slots that an entry sees: `stop_flags` [S, 1] and `slots` int64 [n], read-only; they change with `by`."""
 
     stop_flags: NDArray[np.bool_]
     slots: NDArray[np.int64]
-    by: tuple[bytes, bytes, bool, int]
+    by: tuple[bytes, bytes, int]
 
     @classmethod
-    def of(cls, stop_flags: NDArray[np.bool_], by: tuple[bytes, bytes, bool, int]) -> _SeenSlots:
+    def of(cls, stop_flags: NDArray[np.bool_], by: tuple[bytes, bytes, int]) -> _SeenSlots:
         """Finds the slots of these flags, and makes both read-only."""
         slots = np.flatnonzero(~stop_flags[:, 0])
         stop_flags.flags.writeable = slots.flags.writeable = False

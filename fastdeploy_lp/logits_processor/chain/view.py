@@ -25,7 +25,7 @@ class ProcessorView(Mapping[str, Any]):
     def __init__(self, max_num_seqs: int, *, read_only: bool = False) -> None:
         self.args: list[ProcessorArgs] = ReadOnlyList(ProcessorArgs() for _ in range(max_num_seqs))
         self.using: set[int] = set()
-        # Rises whenever a request enters or leaves.
+        # Rises with every change of a request in a slot, and with every new instance of the processor.
         self.num_changes = 0
         self._read_only = read_only
         self._share_inputs: Mapping[str, Any] = {}

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.logits_processor.sequence_state.uniform import mixed_seeds, uniform_at
 from fastdeploy_lp.messages import TokenLogprobs
-from fastdeploy_lp.model_executor.ops.row_ops import Draws, Floats, Int64s, RowOps
+from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, RowOps
 from fastdeploy_lp.model_executor.ops.row_selection import row_ops
 from fastdeploy_lp.platforms import current_platform, to_device
 from fastdeploy_lp.worker.sampler.chain_tail import ChainTail
 from fastdeploy_lp.worker.sampler.device_read import begin_read
+from fastdeploy_lp.worker.sampler.draw_parameters import DrawParameters, RequestParameters
 from fastdeploy_lp.worker.sampler.draw_watcher import DrawWatcher
 from fastdeploy_lp.worker.sampler.final_rows import FinalRows
 from fastdeploy_lp.worker.sampler.logprobs import LogprobsCapture
@@ -114,14 +114,14 @@ class Sampler:
             watcher.edited(logits, slots, self._tail)
         draws = self._parameters.draws(share_inputs, slots)
         guard = guard or self._tail.any_bans
-        on_host = current_platform().computes_on_host and not (also_read or meanwhile or self._logprobs.asked_for)
-        if on_host and not watchers:
+        tokens_alone = not (also_read or meanwhile or self._logprobs.asked_for) and current_platform().computes_on_host
+        if tokens_alone and not watchers:
             return SampledRows(self.ops.draw_to_host(logits, draws, guard=guard))
         if final is None:
             tokens = self.ops.draw(logits, draws, guard=guard)
         else:
             draws, drawn = final.draw(logits, draws, slots, guard=guard)
-            if on_host and isinstance(drawn, np.ndarray) and len(watchers) == 1:
+            if tokens_alone and isinstance(drawn, np.ndarray) and len(watchers) == 1:
                 return SampledRows(drawn)
             tokens = to_device(drawn) if isinstance(drawn, np.ndarray) else drawn
         if watchers:
@@ -170,89 +170,3 @@ class Sampler:
     def bans_in(self, slot: int) -> list[str]:
         """The fields by which the slot's request has ruled tokens out."""
         return self._tail.bans_in(slot)
-
-
-@dataclass(frozen=True)
-class RequestParameters:
-    """The parameters of the requests in some slots [n], which do not change from token to token; arrays [n].
-
-    seeds: as `uniform_at` takes them. offsets: number of the first token's draw.
-    """
-
-    temperature: Floats
-    min_p: Floats
-    top_k: Int64s
-    top_p: Floats
-    seeds: NDArray[np.uint64]
-    offsets: Int64s
-    all_greedy: bool
-
-    @classmethod
-    def of(cls, share_inputs: Mapping[str, Any], slots: Int64s) -> RequestParameters:
-        """Gathers them."""
-        temperature: Floats = share_inputs["temperature_cpu"][slots, 0]
-        return cls(
-            temperature=temperature,
-            min_p=share_inputs["min_p_cpu"][slots, 0],
-            top_k=share_inputs["top_k_cpu"][slots, 0],
-            top_p=share_inputs["top_p_cpu"][slots, 0],
-            seeds=mixed_seeds(share_inputs["seed"][slots, 0]),
-            offsets=share_inputs["draw_offset"][slots, 0],
-            all_greedy=not temperature.any(),
-        )
-
-    def draws(self, num_tokens: Int64s) -> Draws:
-        """Returns the draws of the tokens that follow `num_tokens` [n] output tokens."""
-        return self.draws_by(self.temperature if self.all_greedy else self.uniforms(num_tokens))
-
-    def draws_by(self, uniform: Floats) -> Draws:
-        """Returns draws by these numbers [n], which are unused if all requests take the most likely token."""
-        return Draws(self.temperature, self.min_p, self.top_k, self.top_p, uniform)
-
-    def uniforms(self, num_tokens: Int64s) -> Floats:
-        """Returns the numbers [..., n] that draw the tokens after `num_tokens` [..., n] output tokens."""
-        return uniform_at(self.seeds, (self.offsets + num_tokens).astype(np.uint64))
-
-
-# Tokens whose numbers are computed together: for few rows, one token's take as long.
-NUMBERS_AHEAD = 32
-
-
-class DrawParameters:
-    """Parameters of the next tokens' draws, kept as long as slots hold the same requests.
-
-    A token needs few numbers from many short arrays, and each operator on such an array takes microseconds. Requests
-    enter and leave slots.
-    """
-
-    def __init__(self) -> None:
-        self._slots: bytes | None = None
-        self._requests: RequestParameters
-        # Of tokens from `_first` [n] on: [NUMBERS_AHEAD, n].
-        self._uniforms: NDArray[np.float32]
-        self._first: Int64s | None = None
-
-    def forget(self) -> None:
-        """A request has entered or left a slot."""
-        self._slots = None
-
-    def of(self, share_inputs: Mapping[str, Any], slots: Int64s) -> RequestParameters:
-        """Returns the parameters of the requests in `slots` [n]."""
-        if (key := slots.tobytes()) != self._slots:
-            self._requests, self._slots, self._first = RequestParameters.of(share_inputs, slots), key, None
-        return self._requests
-
-    def draws(self, share_inputs: Mapping[str, Any], slots: Int64s) -> Draws:
-        """Returns the draws of the next token of each slot [n]."""
-        requests = self.of(share_inputs, slots)
-        if requests.all_greedy:
-            return requests.draws_by(requests.temperature)
-        num_tokens: Int64s = share_inputs["step_idx"][slots, 0]
-        if self._first is None:
-            # The next step may have other slots; with the same ones, numbers are computed ahead.
-            self._first = num_tokens - NUMBERS_AHEAD
-            return requests.draws(num_tokens)
-        if (num_tokens - self._first).max() >= NUMBERS_AHEAD:
-            self._first = num_tokens
-            self._uniforms = requests.uniforms(num_tokens + np.arange(NUMBERS_AHEAD)[:, None])
-        return requests.draws_by(self._uniforms[num_tokens - self._first, np.arange(len(slots))])

@@ -114,7 +114,7 @@ void cut_above_last(float* row, int64_t size, float bound) {
 // Distances of x of 8 logits from the row's weighted mean of x.
 HalfFloats distances_of(Doubles logits, double max, double mean) {
     const Doubles distance = (logits - max) - mean, opposite = mean - (logits - max);
-    return narrow(select(distance > opposite, distance, opposite));
+    return to_half(select(distance > opposite, distance, opposite));
 }
 
 // Tokens that are not further than `depth` from the mean, and weigh something: the opposite of their distances, so that

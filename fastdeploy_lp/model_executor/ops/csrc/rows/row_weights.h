@@ -20,7 +20,7 @@ inline Doubles widen(const float* from) {
 #endif
 }
 
-inline HalfFloats narrow(Doubles v) {
+inline HalfFloats to_half(Doubles v) {
 #if defined(FDLP_PAIRS)
     return _mm256_set_m128(_mm256_cvtpd_ps(v.high), _mm256_cvtpd_ps(v.low));
 #else

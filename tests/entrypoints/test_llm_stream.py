@@ -125,11 +125,14 @@ def test_deltas_joined_are_the_whole_answer(llm: LLM, n: int) -> None:
 
 
 def test_final_only_gives_whole_answers_as_they_end(llm: LLM) -> None:
-    params = [greedy(max_tokens=tokens, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY) for tokens in (9, 2)]
-    outputs = list(llm.generate(["Hi", "Hi"], params, stream=True))
-    assert [output.prompt_index for output in outputs] == [1, 0]
-    assert [len(output.outputs.token_ids) for output in outputs] == [2, 9]
-    assert all(output.finished for output in outputs)
+    fields: dict[str, Any] = {"ignore_eos": True, "output_kind": RequestOutputKind.FINAL_ONLY}
+    endless, whole = greedy(max_tokens=ENDLESS.max_tokens, **fields), greedy(max_tokens=9, **fields)
+    outputs = llm.generate(["Hi", "Hi"], [endless, whole], stream=True)
+    first = next(outputs)
+    outputs.close()  # type: ignore[attr-defined]
+    assert (first.prompt_index, first.finished, len(first.outputs.token_ids)) == (1, True, 9)
+    (only,) = llm.generate("Hi", whole, stream=True)
+    assert only.outputs.token_ids == first.outputs.token_ids
 
 
 def test_output_kind_does_not_concern_answers_that_come_whole(llm: LLM) -> None:

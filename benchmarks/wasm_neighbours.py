@@ -47,8 +47,8 @@ from fastdeploy_lp.worker.engine_core import EngineCore
 NEIGHBOURS, OTHERS = 4, 12
 MAX_RATIO, MAX_SHARE = 1.05, 0.05
 PLAIN, STEP, START, FUZZED = "plain", "uses up a step", "uses up a start", "mutated and random"
-# Nearly the fuel of a step and of a start; a turn of the loop costs five.
-STEP_TURNS, START_TURNS = 1_900_000, 190_000_000
+# Turns of a loop that use up the fuel of a step and of a start: each costs five.
+STEP_TURNS, START_TURNS = 2_000_000, 200_000_000
 
 
 def spinning(turns: int) -> str:
@@ -165,8 +165,8 @@ def measure(args: argparse.Namespace) -> dict[str, list[Turn]]:
     with tempfile.TemporaryDirectory() as folder:
         kinds = {
             PLAIN: (Selection, 400),
-            STEP: (selections(Path(folder), STEP, [wat(spinning(STEP_TURNS))]), 400),
-            START: (selections(Path(folder), START, [wat(init=spinning(START_TURNS))]), 1),
+            STEP: (selections(Path(folder), STEP, [wat(spinning(int(args.fuel * STEP_TURNS)))]), 400),
+            START: (selections(Path(folder), START, [wat(init=spinning(int(args.fuel * START_TURNS)))]), 1),
             FUZZED: (selections(Path(folder), FUZZED, valid_modules(Path(folder), args.modules)), 50),
         }
         crowd = Crowd(args)
@@ -191,10 +191,11 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=9, help="after one that does not count")
     parser.add_argument("--seconds", type=float, default=2.0, help="of a turn")
     parser.add_argument("--share", type=float, default=0.05, help="--upload-time-share of the server")
+    parser.add_argument("--fuel", type=float, default=0.95, help="part of a step's and of a start's that is used")
     parser.add_argument("--smoke", action="store_true", help="seconds; judges nothing")
     args = parser.parse_args(given)
     if args.smoke:
-        args.modules, args.rounds, args.seconds = 10, 1, 0.2
+        args.modules, args.rounds, args.seconds, args.fuel = 10, 1, 0.2, 0.002
     return args
 
 

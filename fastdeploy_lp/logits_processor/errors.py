@@ -91,10 +91,14 @@ def printed(error: BaseException) -> str:
 
 
 def loggable(error: BaseException | None) -> BaseException | None:
-    """Returns an exception for the log, with the same name and traceback and the text of `printed`; None for None."""
+    """Returns an exception for the log, with the same name and the text of `printed`; None for None.
+
+    It takes over the traceback: a processor may raise one instance again, which would add to it each time.
+    """
     if error is None:
         return None
     kind = type(error)
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     copy: BaseException = type(kind.__name__, (Exception,), names)(printed(error))
-    return copy.with_traceback(error.__traceback__)
+    copy.__traceback__, error.__traceback__ = error.__traceback__, None
+    return copy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import nullcontext
@@ -316,3 +317,22 @@ def test_without_a_limit_it_is_never_quarantined() -> None:
         assert run(engine, *crowd("Native")[13:14]).unavailable == set()
         assert engine.runner.chain.stats["Native"].faults == count
     assert engine.runner.chain.stats["Native"].state == "ok"
+
+
+class RaisesOneInstance(faulty.Native):
+    """Has one exception for all its faults."""
+
+    ERROR: ClassVar[Exception] = ValueError("out of range")
+
+    def apply(self, logits: Any) -> Any:
+        raise self.ERROR
+
+
+def test_an_exception_that_is_raised_again_is_logged_with_its_own_frames(caplog: pytest.LogCaptureFixture) -> None:
+    engine = engine_with(RaisesOneInstance, max_faults=0)
+    for _ in range(3):
+        run(engine, *crowd("RaisesOneInstance")[13:14])
+    logged = [traceback.format_tb(record.exc_info[2]) for record in caplog.records if record.exc_info]
+    assert len(logged) >= 3
+    assert all(frames == logged[0] for frames in logged)
+    assert RaisesOneInstance.ERROR.__traceback__ is None

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "decoder/context.h"
+#include "decoder/product_sums.h"
 
 inline Floats as_element(const float*, Floats x) { return x; }
 // Beyond the largest half a value would be infinite, and 0 * infinity would reach queries that do not see it.
@@ -27,6 +28,8 @@ void write_key_value(const Cache& cache, Element* keys, Element* values, int blo
 }
 
 constexpr int kMaxAttentionRows = 6;
+// Dimensions of a key whose products are computed together; with few registers, GCC has none for those of several.
+constexpr int kDimensions = kSums < 24 ? 1 : 2;
 
 // Scratch memory of a thread while it attends to one context.
 struct AttentionRoom {
@@ -43,25 +46,21 @@ void score_strips(Strips<Element>& strips, ContextPrefetcher<Element>& prefetche
     const Element* later[Count];
 #pragma GCC unroll 6
     for (int i = 0; i < Count; ++i) taken[i] = strips.next(), later[i] = prefetcher.next();
-    Floats sums[Rows][Count] = {};
-    for (int first = 0; first < head_dim; first += kPerLine) {
+    ProductSums<Rows, Count> sums;
+#pragma GCC unroll kDimensions
+    for (int d = 0; d < head_dim; ++d) {
+        const Element* keys[Count];
 #pragma GCC unroll 6
-        for (int i = 0; i < Count; ++i) __builtin_prefetch(later[i] + first * kLanes);
-#pragma GCC unroll 2
-        for (int d = first; d < first + kPerLine; ++d) {
-            Floats keys[Count];
-#pragma GCC unroll 6
-            for (int i = 0; i < Count; ++i) keys[i] = load(taken[i].keys + d * kLanes);
-#pragma GCC unroll 6
-            for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 6
-                for (int i = 0; i < Count; ++i) add_product(&sums[r][i], room.queries[r * head_dim + d], keys[i]);
+        for (int i = 0; i < Count; ++i) {
+            if (d % kPerLine == 0) __builtin_prefetch(later[i] + d * kLanes);
+            keys[i] = taken[i].keys + d * kLanes;
         }
+        sums.add(room.queries + d, head_dim, keys);
     }
 #pragma GCC unroll 6
     for (int i = 0; i < Count; ++i)
 #pragma GCC unroll 6
-        for (int r = 0; r < Rows; ++r) store_first(room.scores + r * room.stride + taken[i].position, sums[r][i], taken[i].count);
+        for (int r = 0; r < Rows; ++r) store_first(room.scores + r * room.stride + taken[i].position, sums.of(r, i), taken[i].count);
 }
 
 // scores[r][position] = query r · key, for all positions of the strips: several strips at once, so that enough sums are under way to hide
@@ -110,20 +109,17 @@ void mix_columns(Strips<Element> strips, ContextPrefetcher<Element>& prefetcher,
                  const AttentionRoom& room, const float* scale, float* const* outs) {
     constexpr int kLine = 64 / sizeof(Element);
     const int width = context.value_width(), lines = (width + kLine - 1) / kLine;
-    Floats sums[Rows][Vectors] = {};
+    ProductSums<Rows, Vectors> sums;
     while (strips.left() > 0) {
         const Strip<Element> strip = strips.next();
         const Element *v = strip.values + from, *later = prefetcher.next();
         const int end = std::min(strip.position + strip.count, length);
         for (int position = strip.position; position < end; ++position, v += width, later += width) {
             for (int i = 0; i < lines; ++i) __builtin_prefetch(later + i * kLine);
-            Floats part[Vectors];
+            const Element* parts[Vectors];
 #pragma GCC unroll 4
-            for (int i = 0; i < Vectors; ++i) part[i] = load(v + i * kLanes);
-#pragma GCC unroll 6
-            for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 4
-                for (int i = 0; i < Vectors; ++i) add_product(&sums[r][i], room.scores[r * room.stride + position], part[i]);
+            for (int i = 0; i < Vectors; ++i) parts[i] = v + i * kLanes;
+            sums.add(room.scores + position, room.stride, parts);
         }
     }
 #pragma GCC unroll 6
@@ -131,7 +127,7 @@ void mix_columns(Strips<Element> strips, ContextPrefetcher<Element>& prefetcher,
 #pragma GCC unroll 4
         for (int i = 0; i < Vectors; ++i) {
             const int column = from + i * kLanes;
-            store_first(outs[r] + column, sums[r][i] * splat(scale[r]), context.head_dim() - column);
+            store_first(outs[r] + column, sums.of(r, i) * splat(scale[r]), context.head_dim() - column);
         }
 }
 

@@ -215,7 +215,7 @@ ATTACKS: dict[str, Attack] = {
     "31 orders of 17 processors": Bodies(_orders(ORDERED_NAMES), 31),
     "20 x 2,000 tokens of token_embed": Bodies(_token_embed, 20, "/pooling"),
     "prompt_logprobs of many megabytes": Bodies(_prompt_logprobs, 2),
-    "embeddings": Bodies(_embeddings, 8, "/v1/embeddings"),
+    "embeddings": Bodies(_embeddings, 4, "/v1/embeddings"),
     **{
         f"{kind} that {'spins' if spins else 'sleeps'}": Bodies(_slow_code(name, spins=spins))
         for kind, name in SLOW_CODE.items()

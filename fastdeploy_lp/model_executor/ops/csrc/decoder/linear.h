@@ -152,8 +152,11 @@ void multiply_rows(const Panel& panel, const Activations& x, int first, Prefetch
         }
         return;
     }
-    if (layer.digits == 0)
-        return linear_float::multiply<Rows, format>(x.row(layer, first), layer.in, panel.packed, layer.in, prefetcher, sums);
+    if (layer.digits == 0) {
+        if constexpr (Rows <= linear_float::kMaxTile)
+            linear_float::multiply<Rows, format>(x.row(layer, first), layer.in, panel.packed, layer.in, prefetcher, sums);
+        return;
+    }
     if constexpr (packed_weights::is_levels(format)) {
         const int groups = packed_weights::groups_of(layer.in);
         const linear_int8::Activations rows = x.quantized(layer, first);

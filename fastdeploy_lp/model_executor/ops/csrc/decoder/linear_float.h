@@ -85,8 +85,10 @@ inline void add_piece(const float* x, int64_t stride, const float* piece, int in
 template <class Prefetcher>
 inline void add_piece(int rows, const float* x, int64_t stride, const float* piece, int inputs, Prefetcher& prefetcher, float* sums) {
     switch (rows) {
-#define FDLP_N(n) \
-    case n: return add_piece<n>(x, stride, piece, inputs, prefetcher, sums);
+#define FDLP_N(n)                                                                                   \
+    case n:                                                                                         \
+        if constexpr (n <= kMaxPieceTile) add_piece<n>(x, stride, piece, inputs, prefetcher, sums); \
+        break;
         FDLP_N(1) FDLP_N(2) FDLP_N(3) FDLP_N(4) FDLP_N(5) FDLP_N(6) FDLP_N(7) FDLP_N(8) FDLP_N(9) FDLP_N(10) FDLP_N(11) FDLP_N(12)
 #undef FDLP_N
     }

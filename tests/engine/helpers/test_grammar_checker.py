@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,12 @@ def test_one_that_is_too_large_is_not_compiled(shared: Shared) -> None:
 
 
 def test_one_that_compiles_without_end_is_given_up(shared: Shared) -> None:
-    error = shared.refusal(endless(), GuidedDecodingConfig(timeout=1.0))
+    error = None
+    # Beside busy processes, its process may get too little of a core; the error asks to try again.
+    for _ in range(20):
+        with suppress(QueueFullError):
+            error = shared.refusal(endless(), GuidedDecodingConfig(timeout=1.0))
+            break
     assert error is not None
     assert "takes more than 1 seconds to compile" in error.reason
 

@@ -328,7 +328,7 @@ class ChainEntry:
         return self._max_rewind.get(slot, 0)
 
     def rewindable(self, slot: int) -> int:
-        """Returns how many of the slot's last tokens it can take back now: those that no client may have received."""
+        """Returns how many of the slot's last tokens it can take back now; no client may have received them."""
         totals = self._totals.get(slot)
         return 0 if totals is None else min(totals.rewindable, self.max_rewind(slot))
 

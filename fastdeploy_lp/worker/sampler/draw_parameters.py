@@ -63,7 +63,7 @@ class DrawParameters:
     """Parameters of the next tokens' draws, kept while the slots hold the same requests.
 
     A token needs few numbers from many short arrays, and each operator on such an array takes microseconds. Requests
-    enter and leave slots.
+    enter and leave slots, for a rewind as well: in between, their numbers of tokens only grow.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class DrawParameters:
         self._first: Int64s | None = None
 
     def forget(self) -> None:
-        """A request has entered or left a slot."""
+        """Drops them, because a request has entered or left a slot."""
         self._slots = None
 
     def of(self, share_inputs: Mapping[str, Any], slots: Int64s) -> RequestParameters:

@@ -22,6 +22,7 @@ class ProductSums {
                 for (int r = 0; r < Rows; ++r) sums_[r][i] = multiply_add(splats[r], part, sums_[r][i]);
             }
         } else {
+            // Here it is the vectors that stay, and one factor after another is read.
             Part parts[kParts];
 #pragma GCC unroll 12
             for (int i = 0; i < kParts; ++i) parts[i] = load_part(from[i / kOfVector] + i % kOfVector * kLanesOfPart);
@@ -51,7 +52,7 @@ class ProductSums {
         return load(from);
     }
     static Part splat_part(float x) { return splat(x); }
-    static Part multiply_add(Part a, Part b, Part c) { return a * b + c; }
+    static Part multiply_add(Part a, Part b, Part c) { return quick_multiply_add(a, b, c); }
 #endif
     static constexpr int kOfVector = sizeof(Floats) / sizeof(Part), kParts = Count * kOfVector, kLanesOfPart = kLanes / kOfVector;
 

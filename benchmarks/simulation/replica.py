@@ -143,7 +143,12 @@ class Replica:
     ) -> None:
         self.config, self.index = config, index
         self._costs, self._skip_ahead = costs, skip_ahead
-        self._blocks = BlockManager(config.num_blocks, config.block_size, prefix_caching=config.enable_prefix_caching)
+        self._blocks = BlockManager(
+            config.num_blocks,
+            config.block_size,
+            prefix_caching=config.enable_prefix_caching,
+            copy_block=_copy_nothing,
+        )
         self._scheduler = Scheduler(
             SchedulerConfig(config.max_num_seqs, config.max_num_batched_tokens), self._blocks, NobodyInSlots()
         )
@@ -284,3 +289,7 @@ class Replica:
         if before:
             self.gaps.add((last - first) / before, before * len(stretch.chunks))
         return ended
+
+
+def _copy_nothing(source: int, target: int) -> None:
+    """Stands for a copy of a block, whose time is not simulated."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import paddle
 from paddle import Tensor
 
-from fastdeploy_lp.platforms import current_platform
+from fastdeploy_lp.platforms import current_platform, to_device
 
 HALF_MAX = 65504.0
 
@@ -47,3 +50,23 @@ class LayerKVCache:
             keys, values = (x.clip(-HALF_MAX, HALF_MAX).astype("float16").astype("float32") for x in (keys, values))
         paddle.scatter_(self._key_rows, cache_rows, keys)
         paddle.scatter_(self._value_rows, cache_rows, values)
+
+    def copy_rows(self, source: Tensor, target: Tensor) -> None:
+        """Copy keys and values from the rows `source` to the rows `target`, in place."""
+        for kept in (self.keys, self.values):
+            paddle.scatter_(kept, target, paddle.gather(kept, source))
+
+
+class LayerCopier:
+    """Copies blocks in all layers; see `BlockCopier`."""
+
+    def __init__(self, caches: Sequence[LayerKVCache], num_kv_heads: int) -> None:
+        self._caches = caches
+        self._num_kv_heads = num_kv_heads
+
+    def __call__(self, source: int, target: int) -> None:
+        """Copy a block, in place."""
+        heads = np.arange(self._num_kv_heads)
+        rows = [to_device(block * self._num_kv_heads + heads) for block in (source, target)]
+        for cache in self._caches:
+            cache.copy_rows(*rows)

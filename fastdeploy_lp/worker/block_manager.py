@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fastdeploy_lp.model_executor.models.registry import BlockCopier
 from fastdeploy_lp.worker.kv_events import KVEvent
 from fastdeploy_lp.worker.prefix_cache import ROOT, PrefixCache, block_hash
 from fastdeploy_lp.worker.sequence import Sequence
 
 NULL_BLOCK = 0
+# A block is copied for at least one token in this many: fewer are computed as fast by a small model.
+TOKENS_PER_COPIED = 8
+
+
+@dataclass(frozen=True)
+class KnownPrefix:
+    """What a sequence can begin with: whole `blocks`, and the first `num_copied` tokens of the block `source`."""
+
+    blocks: list[int]
+    source: int = NULL_BLOCK
+    num_copied: int = 0
 
 
 class BlockManager:
@@ -19,11 +32,18 @@ class BlockManager:
 
     With `prefix_caching`, full computed blocks are known by their tokens, and sequences with the same beginning share
     them. A known block without a holder is free but keeps its data until it is reused; the least recently released one
-    is reused first. With `record_events`, changes of the known blocks are kept for `take_events`.
+    is reused first. With `copy_block(source, target)`, a sequence whose tokens agree with the first ones of a known
+    block begins with a copy of it. With `record_events`, changes of the known blocks are kept for `take_events`.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, prefix_caching: bool = True, record_events: bool = False
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        prefix_caching: bool = True,
+        copy_block: BlockCopier | None = None,
+        record_events: bool = False,
     ) -> None:
         self._block_size = block_size
         self._num_blocks = num_blocks
@@ -32,6 +52,7 @@ class BlockManager:
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._holders = [0] * num_blocks
         self._cache = PrefixCache(block_size, record_events=record_events) if prefix_caching else None
+        self._copy_block = copy_block
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
 
@@ -50,34 +71,46 @@ class BlockManager:
         """Blocks that sequences hold; a shared one counts once."""
         return self.num_total - self.num_free
 
-    def find_prefix(self, sequence: Sequence) -> list[int]:
+    def find_prefix(self, sequence: Sequence) -> KnownPrefix:
         """Returns the known blocks that a sequence without blocks can begin with; its last token is always computed.
 
         Empty for a sequence that needs the hidden state of every token of its prompt.
         """
         if self._cache is None:
-            return []
+            return KnownPrefix([])
         self._hash_up_to(sequence, sequence.num_tokens)
         if sequence.needs_whole_prompt:
-            return []
-        usable = (sequence.num_tokens - 1) // self._block_size
-        return self._cache.find(sequence.block_hashes[:usable])
+            return KnownPrefix([])
+        size, usable = self._block_size, sequence.num_tokens - 1
+        blocks = self._cache.find(sequence.block_hashes[: usable // size])
+        if self._copy_block is None:
+            return KnownPrefix(blocks)
+        start = len(blocks) * size
+        parent = sequence.block_hashes[len(blocks) - 1] if blocks else ROOT
+        source, count = self._cache.find_part(parent, sequence.token_ids_between(start, min(start + size, usable)))
+        return KnownPrefix(blocks, source, count) if count * TOKENS_PER_COPIED >= size else KnownPrefix(blocks)
 
-    def admit(self, sequence: Sequence, prefix: list[int], *, spare: int = 0) -> bool:
+    def admit(self, sequence: Sequence, prefix: KnownPrefix, *, spare: int = 0) -> bool:
         """Assigns a sequence its `prefix`, just found, and blocks for all of its other tokens.
 
         Returns False and takes nothing if fewer than `spare` blocks would be left.
         """
-        missing = self._blocks_for(sequence.num_tokens) - len(prefix)
-        idle = sum(self._holders[block] == 0 for block in prefix)
+        known = len(prefix.blocks)
+        missing = self._blocks_for(sequence.num_tokens) - known
+        idle = sum(self._holders[block] == 0 for block in prefix.blocks)
         if missing + idle + spare > self.num_free:
             return False
-        for block in prefix:
+        for block in prefix.blocks:
             self._holders[block] += 1
             self._idle.pop(block, None)
-        sequence.block_table = prefix + [self._take() for _ in range(missing)]
-        sequence.num_known_blocks = len(prefix)
-        sequence.num_computed = len(prefix) * self._block_size
+        if prefix.source in self._idle:
+            self._idle.move_to_end(prefix.source)
+        sequence.block_table = prefix.blocks + [self._take() for _ in range(missing)]
+        # The source may have become a block of this sequence; until a pass writes to it, it keeps its data.
+        if prefix.num_copied and self._copy_block is not None and prefix.source != sequence.block_table[known]:
+            self._copy_block(prefix.source, sequence.block_table[known])
+        sequence.num_known_blocks = known
+        sequence.num_computed = known * self._block_size + prefix.num_copied
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = sequence.num_computed
             if self._cache is not None:

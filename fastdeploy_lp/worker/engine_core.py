@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, ProcessorStats, SlotFailure
 from fastdeploy_lp.messages import AddRequest, SequenceStep, StepOutputs
+from fastdeploy_lp.model_executor.models.registry import BlockCopier
 from fastdeploy_lp.stats import DraftStats, SchedulerStats
 from fastdeploy_lp.worker.block_manager import BlockManager
 from fastdeploy_lp.worker.kv_events import KVEvent
@@ -45,7 +46,7 @@ class EngineCore:
         build_chain = (lambda: chain) if isinstance(chain, LogitsProcessorChain) else chain
         self.worker, settled = start_worker(fd_config, build_chain, show_progress=show_progress)
         self.runner = self.worker.model_runner
-        self.blocks = _block_manager(settled)
+        self.blocks = _block_manager(settled, self.runner.block_copier())
         self.preparing = Preparing(self.runner.chain, fd_config.structured_outputs_config.code_timeout)
         self.scheduler = Scheduler(fd_config.scheduler_config, self.blocks, self.worker)
         self._steps_since_stats = 0
@@ -321,11 +322,12 @@ def _failed(sequence: Sequence, failure: SlotFailure) -> SequenceStep:
     )
 
 
-def _block_manager(fd_config: FDConfig) -> BlockManager:
+def _block_manager(fd_config: FDConfig, copy_block: BlockCopier | None) -> BlockManager:
     cache = fd_config.cache_config
     return BlockManager(
         cache.num_blocks,
         cache.block_size,
         prefix_caching=cache.enable_prefix_caching,
+        copy_block=copy_block,
         record_events=cache.cache_queue_port is not None,
     )

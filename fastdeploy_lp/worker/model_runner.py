@@ -17,7 +17,7 @@ from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
 from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
 from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
 from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
-from fastdeploy_lp.model_executor.models.registry import CausalLM, ComputesAhead, WarmsUp
+from fastdeploy_lp.model_executor.models.registry import BlockCopier, CausalLM, ComputesAhead, CopiesBlocks, WarmsUp
 from fastdeploy_lp.platforms import current_platform, to_device
 from fastdeploy_lp.request.trace import MASK, MODEL
 from fastdeploy_lp.worker.block_manager import BlockTables
@@ -96,6 +96,10 @@ class ModelRunner(ModelRunnerBase):
             self._model.initialize_cache(num_blocks)
             if self._draft_model is not None:
                 self._draft_model.initialize_cache(num_blocks)
+
+    def block_copier(self) -> BlockCopier | None:
+        """See `ModelRunnerBase.block_copier`; a draft model computes its own part of the prefix."""
+        return self._model.block_copier() if isinstance(self._model, CopiesBlocks) else None
 
     def warm_up(self) -> None:
         """Warms up the mask, and the model if it supports that."""

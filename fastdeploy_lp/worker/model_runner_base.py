@@ -13,6 +13,7 @@ from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
 from fastdeploy_lp.logits_processor.chain.recorded_actions import SlotActions
 from fastdeploy_lp.messages import PackedLogprobs, ShadowTokens, StageTrace, TokenLogprobs
+from fastdeploy_lp.model_executor.models.registry import BlockCopier
 from fastdeploy_lp.worker.drafters.drafter import Draft
 from fastdeploy_lp.worker.held_rows import HeldRows
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
@@ -64,6 +65,13 @@ class ModelRunnerBase(ABC):
     @abstractmethod
     def initialize_cache(self, num_blocks: int) -> None:
         """Allocates the KV cache of `num_blocks` blocks, null block 0 included, replacing an existing cache."""
+
+    def block_copier(self) -> BlockCopier | None:
+        """Returns the function that copies a block of the KV cache, for the passes that follow; None by default.
+
+        With it, sequences share prefixes to the token; without it, in whole blocks.
+        """
+        return None
 
     def warm_up(self) -> None:  # noqa: B027 - not abstract: most devices have nothing to do
         """Does preparation that needs the cache and should precede the first step; nothing by default."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from bisect import bisect_left, insort
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 
 from fastdeploy_lp.worker.kv_events import BlockRemoved, BlockStored, KVEvent
 
@@ -23,6 +26,15 @@ def published_hash(name: bytes) -> int:
     return int.from_bytes(name[:8], "big")
 
 
+@dataclass(frozen=True)
+class _KnownBlock:
+    """A block's name, the name of the block before it, and its own tokens."""
+
+    name: bytes
+    parent: bytes
+    tokens: tuple[int, ...]
+
+
 class PrefixCache:
     """Full blocks by the hash of all tokens up to their end. Does not track the holders of blocks.
 
@@ -32,7 +44,9 @@ class PrefixCache:
     def __init__(self, block_size: int, *, record_events: bool = False) -> None:
         self._block_size = block_size
         self._block_of: dict[bytes, int] = {}
-        self._hash_of: dict[int, bytes] = {}
+        self._known: dict[int, _KnownBlock] = {}
+        # Sorted, so that the tokens with the longest common beginning are neighbours.
+        self._children: dict[bytes, list[tuple[tuple[int, ...], int]]] = {}
         self._events: list[KVEvent] = []
         self._record_events = record_events
 
@@ -40,7 +54,7 @@ class PrefixCache:
         return len(self._block_of)
 
     def __contains__(self, block: int) -> bool:
-        return block in self._hash_of
+        return block in self._known
 
     def find(self, hashes: Sequence[bytes]) -> list[int]:
         """Returns the blocks of the longest known prefix of a chain of hashes."""
@@ -52,23 +66,40 @@ class PrefixCache:
             found.append(block)
         return found
 
+    def find_part(self, parent: bytes, token_ids: Sequence[int]) -> tuple[int, int]:
+        """Returns the block after `parent` that has the most of the first of these tokens, and their number.
+
+        The number is 0 if no known block after `parent` begins with the first token.
+        """
+        children, wanted = self._children.get(parent, []), tuple(token_ids)
+        place = bisect_left(children, (wanted,))
+        near = children[max(place - 1, 0) : place + 1]
+        count, block = max(((_common(tokens, wanted), block) for tokens, block in near), default=(0, 0))
+        return block, count
+
     def store(self, blocks: Sequence[int], hashes: Sequence[bytes], parent: bytes, token_ids: Sequence[int]) -> None:
         """Makes consecutive blocks of a sequence known; a block whose tokens another block already holds stays private.
 
         `parent` names the block before the first, ROOT if there is none; `token_ids` covers all the blocks.
         """
         new = [name not in self._block_of for name in hashes]
-        for block, name, is_new in zip(blocks, hashes, new, strict=True):
-            if is_new:
-                self._block_of[name] = block
-                self._hash_of[block] = name
+        for index in (index for index, is_new in enumerate(new) if is_new):
+            tokens = tuple(token_ids[index * self._block_size : (index + 1) * self._block_size])
+            known = _KnownBlock(hashes[index], hashes[index - 1] if index else parent, tokens)
+            self._block_of[known.name], self._known[blocks[index]] = blocks[index], known
+            insort(self._children.setdefault(known.parent, []), (tokens, blocks[index]))
         if self._record_events:
             self._record_stored(hashes, new, parent, token_ids)
 
     def forget(self, block: int) -> None:
         """Removes a block whose memory is about to be reused."""
-        name = self._hash_of.pop(block)
+        known = self._known.pop(block)
+        name = known.name
         del self._block_of[name]
+        children = self._children[known.parent]
+        del children[bisect_left(children, (known.tokens, block))]
+        if not children:
+            del self._children[known.parent]
         if not self._record_events:
             return
         if self._events and isinstance(self._events[-1], BlockRemoved):
@@ -97,3 +128,8 @@ class PrefixCache:
                 names = [published_hash(name) for name in hashes[start:end]]
                 self._events.append(BlockStored(names, above, list(token_ids[start * size : end * size]), size))
             start = end + 1
+
+
+def _common(some: Sequence[int], others: Sequence[int]) -> int:
+    """Returns the number of equal tokens at the beginning."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(some, others, strict=False)))

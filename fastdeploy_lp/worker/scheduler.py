@@ -246,7 +246,7 @@ class Scheduler:
                 return
             prefix = self._blocks.find_prefix(sequence)
             # Another sequence computes its next block in this step and can share it in the next.
-            if not in_progress.isdisjoint(sequence.block_hashes[len(prefix) : len(prefix) + 1]):
+            if not in_progress.isdisjoint(sequence.block_hashes[len(prefix.blocks) : len(prefix.blocks) + 1]):
                 return
             # Spare blocks: each running sequence may soon need one and would preempt the new sequence.
             if not self._blocks.admit(sequence, prefix, spare=len(self._running)):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ NUM_BLOCKS = 13
 BLOCK_SIZE = 4
 
 
-def manager(**options: bool) -> BlockManager:
+def manager(**options: Any) -> BlockManager:
     return BlockManager(NUM_BLOCKS, BLOCK_SIZE, **options)
 
 
@@ -44,21 +46,30 @@ def serve(blocks: BlockManager, tokens: list[int]) -> Sequence:
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["more", "compute", "leave"]), st.integers(1, 9))),
     st.booleans(),
+    st.booleans(),
 )
-def test_any_history_keeps_account_of_every_block(events: list[tuple[int, str, int]], caching: bool) -> None:
-    blocks = manager(prefix_caching=caching)
-    held: dict[int, Sequence] = {}
+def test_any_history_keeps_account_of_every_block(
+    events: list[tuple[int, str, int]], caching: bool, copying: bool
+) -> None:
     # What the cache of a computed block would hold: everything up to the block's end.
     contents: dict[int, tuple[int, ...]] = {}
+
+    def copy_block(source: int, target: int) -> None:
+        contents[target] = contents[source]
+
+    blocks = manager(prefix_caching=caching, copy_block=copy_block if copying else None)
+    held: dict[int, Sequence] = {}
     for who, what, number in events:
         if who not in held:
             # Few different tokens, so that many begin alike.
             one = of([number % 2] * number + [who])
             if admit(blocks, one):
                 held[who] = one
-                for index in range(one.num_computed // BLOCK_SIZE):
-                    upto = tuple(one.token_ids_between(0, (index + 1) * BLOCK_SIZE))
-                    assert contents[one.block_table[index]] == upto, "a shared block holds what the sequence needs"
+                assert copying or one.num_computed % BLOCK_SIZE == 0
+                for index in range(-(-one.num_computed // BLOCK_SIZE)):
+                    upto = tuple(one.token_ids_between(0, min((index + 1) * BLOCK_SIZE, one.num_computed)))
+                    held_there = contents[one.block_table[index]]
+                    assert held_there[: len(upto)] == upto, "a known block holds what the sequence needs"
                 assert one.num_computed < one.num_tokens
             else:
                 assert one.block_table == []
@@ -138,12 +149,12 @@ def test_a_prefix_is_found_once_it_is_computed_and_not_before() -> None:
     blocks = manager()
     first, second = of(list(range(10))), of(list(range(10)))
     assert admit(blocks, first)
-    assert blocks.find_prefix(second) == []
+    assert blocks.find_prefix(second).blocks == []
     first.num_computed = 7
     blocks.share_computed(first)
-    assert blocks.find_prefix(second) == first.block_table[:1]
+    assert blocks.find_prefix(second).blocks == first.block_table[:1]
     compute(blocks, first)
-    assert blocks.find_prefix(second) == first.block_table[:2]
+    assert blocks.find_prefix(second).blocks == first.block_table[:2]
 
 
 @pytest.mark.parametrize(("length", "found"), [(1, 0), (4, 0), (5, 4), (7, 4), (8, 4), (9, 8), (40, 16)])
@@ -158,9 +169,9 @@ def test_whole_blocks_are_found_and_the_last_token_is_left_to_compute(length: in
 def test_a_block_is_only_shared_behind_the_same_beginning() -> None:
     blocks = manager()
     serve(blocks, [1, 2, 3, 4, 5, 6, 7, 8])
-    assert blocks.find_prefix(of([9, 9, 9, 9, 5, 6, 7, 8, 1])) == []
-    assert blocks.find_prefix(of([5, 6, 7, 8, 1])) == []
-    assert len(blocks.find_prefix(of([1, 2, 3, 4, 5, 6, 7, 9, 1]))) == 1
+    assert blocks.find_prefix(of([9, 9, 9, 9, 5, 6, 7, 8, 1])).blocks == []
+    assert blocks.find_prefix(of([5, 6, 7, 8, 1])).blocks == []
+    assert len(blocks.find_prefix(of([1, 2, 3, 4, 5, 6, 7, 9, 1])).blocks) == 1
 
 
 def test_output_is_found_by_the_next_turn_of_a_chat() -> None:
@@ -173,7 +184,7 @@ def test_output_is_found_by_the_next_turn_of_a_chat() -> None:
         assert blocks.grow(one)
     blocks.release(one)
     # The last token was sampled, and never computed.
-    assert len(blocks.find_prefix(of([1, 2, 3, 4, 5, 6, 7, 8, 9, 10]))) == 2
+    assert len(blocks.find_prefix(of([1, 2, 3, 4, 5, 6, 7, 8, 9, 10])).blocks) == 2
 
 
 def test_two_that_compute_the_same_at_once_both_keep_their_blocks() -> None:
@@ -185,7 +196,7 @@ def test_two_that_compute_the_same_at_once_both_keep_their_blocks() -> None:
     compute(blocks, second)
     assert not set(first.block_table) & set(second.block_table)
     blocks.release(second)
-    assert blocks.find_prefix(of([1] * 9)) == first.block_table[:2]
+    assert blocks.find_prefix(of([1] * 9)).blocks == first.block_table[:2]
     blocks.release(first)
     assert blocks.num_free == blocks.num_total
 
@@ -195,8 +206,8 @@ def test_the_block_that_was_left_longest_ago_goes_first_and_tails_before_heads()
     serve(blocks, [1] * 13)
     serve(blocks, [2] * 13)
     assert admit(blocks, of([3] * (NUM_BLOCKS - 1 - 6 + 2) * BLOCK_SIZE))
-    assert len(blocks.find_prefix(of([1] * 13))) == 1
-    assert len(blocks.find_prefix(of([2] * 13))) == 3
+    assert len(blocks.find_prefix(of([1] * 13)).blocks) == 1
+    assert len(blocks.find_prefix(of([2] * 13)).blocks) == 3
 
 
 def test_a_block_that_somebody_holds_is_not_taken() -> None:
@@ -208,7 +219,7 @@ def test_a_block_that_somebody_holds_is_not_taken() -> None:
     assert admit(blocks, rest)
     assert blocks.num_free == 0
     assert not set(holder.block_table) & set(rest.block_table)
-    assert len(blocks.find_prefix(of([1] * 9))) == 2
+    assert len(blocks.find_prefix(of([1] * 9)).blocks) == 2
 
 
 def test_a_sequence_that_comes_back_finds_its_own_blocks_and_keeps_its_first_count() -> None:
@@ -235,7 +246,7 @@ def test_lookups_and_hits_are_counted_in_tokens_once_a_sequence() -> None:
 def test_without_prefix_caching_nothing_is_found_or_hashed() -> None:
     blocks = manager(prefix_caching=False, record_events=True)
     one = serve(blocks, [1] * 9)
-    assert blocks.find_prefix(of([1] * 9)) == []
+    assert blocks.find_prefix(of([1] * 9)).blocks == []
     assert (one.block_hashes, one.num_cached_tokens) == ([], 0)
     assert (blocks.num_queried_tokens, blocks.take_events()) == (0, [])
 
@@ -262,4 +273,4 @@ def test_who_follows_the_events_knows_what_can_be_found(prompts: list[list[int]]
         full = [tuple(prompt[: end + 1]) for end in range(BLOCK_SIZE - 1, len(prompt), BLOCK_SIZE)]
         assert set(full) <= set(known.values())
         assert len(set(known.values())) == len(known) <= blocks.num_total
-        assert len(blocks.find_prefix(of([*prompt, 5]))) == len(one.block_hashes)
+        assert len(blocks.find_prefix(of([*prompt, 5])).blocks) == len(one.block_hashes)

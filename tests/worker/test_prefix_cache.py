@@ -74,3 +74,23 @@ def test_events_tell_runs_of_new_blocks_and_what_was_forgotten(record: bool) -> 
     assert first == ([BlockStored([b], a, [12, 13], 2)] if record else [])
     assert cache.take_events() == (events if record else [])
     assert cache.take_events() == []
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4)), st.lists(st.integers(0, 2), max_size=4))
+def test_the_block_with_the_longest_common_beginning_is_found(blocks: list[list[int]], wanted: list[int]) -> None:
+    cache = PrefixCache(4)
+    for block, own in enumerate(blocks, 1):
+        cache.store([block], [block_hash(A, own)], A, own)
+        cache.store([-block], [block_hash(B, own)], B, own)
+    kept = {block: own for block, own in enumerate(blocks, 1) if block % 2 or block not in cache}
+    for block in set(range(1, len(blocks) + 1)) - set(kept):
+        cache.forget(block)
+    common = [
+        sum(1 for length in range(1, 5) if own[:length] == wanted[:length])
+        for block, own in kept.items()
+        if block in cache
+    ]
+    block, count = cache.find_part(A, wanted)
+    assert count == max(common, default=0)
+    assert count == 0 or (block in cache and blocks[block - 1][:count] == wanted[:count])
+    assert cache.find_part(C, wanted) == (0, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +32,6 @@ KINDS = (*POOLING_TYPES, TOKEN_POOLING)
 
 def engine(**config: Any) -> EngineCore:
     return tiny_engine(**{"max_num_seqs": 4, "max_model_len": MAX_MODEL_LEN, **config})
-
-
-@pytest.fixture(params=["compiled", "paddle"])
-def executor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Both executors, chosen as an operator would."""
-    name: str = request.param
-    if name == "paddle":
-        monkeypatch.setenv("FASTDEPLOY_LP_COMPILED_OPS", "0")
-        compiled_ops.cache_clear()
-    elif compiled_ops() is None:
-        pytest.skip("no compiled operators on this machine")
-    yield name
-    monkeypatch.undo()
-    compiled_ops.cache_clear()
 
 
 def reference(prompt: list[int]) -> np.ndarray:

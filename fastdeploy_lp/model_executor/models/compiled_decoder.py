@@ -20,6 +20,7 @@ from fastdeploy_lp.model_executor.forward_batch import IntArray, SequenceChunk
 from fastdeploy_lp.model_executor.layers.linear import merged_bias
 from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS, BFLOAT16, precision_of
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
+from fastdeploy_lp.model_executor.models.registry import BlockCopier
 from fastdeploy_lp.model_executor.ops.packed_weight import NO_ROW, PackedWeight, WeightFormat, section_structs
 from fastdeploy_lp.model_executor.ops.structs import BatchStruct, CacheStruct, LayerStruct, LinearStruct, ModelStruct
 from fastdeploy_lp.platforms.cpu import mapped_zeros
@@ -132,7 +133,15 @@ class CompiledDecoder:
         self._ops.fdlp_decoder_new.restype = ctypes.c_void_p
         self._decoder = ctypes.c_void_p(self._ops.fdlp_decoder_new(ctypes.byref(model)))
         self._delete = weakref.finalize(self, self._ops.fdlp_decoder_delete, self._decoder)
-        self._cache = arrays
+        self._cache = [each.reshape(num_blocks, -1) for each in arrays]
+
+    def block_copier(self) -> BlockCopier:
+        """See `DecoderForCausalLM.block_copier`."""
+        return self._copy_block
+
+    def _copy_block(self, source: int, target: int) -> None:
+        for each in self._cache:
+            each[target] = each[source]
 
     def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         """See `DecoderForCausalLM.forward`."""

@@ -21,6 +21,7 @@ from fastdeploy_lp.model_executor.loader.stored_matrix import StoredMatrix
 from fastdeploy_lp.model_executor.loader.weights import Weights
 from fastdeploy_lp.model_executor.models.compiled_decoder import CompiledDecoder
 from fastdeploy_lp.model_executor.models.paddle_decoder import PaddleDecoder
+from fastdeploy_lp.model_executor.models.registry import BlockCopier
 from fastdeploy_lp.model_executor.ops import compiled_ops
 from fastdeploy_lp.model_executor.ops.packed_weight import WeightFormat
 
@@ -78,6 +79,9 @@ def _log_rounding(embedding: Matrix) -> None:
 class Executor(Protocol):
     """Computes a decoder's passes."""
 
+    def block_copier(self) -> BlockCopier | None:
+        """See `DecoderForCausalLM.block_copier`."""
+
     def initialize_cache(self, num_blocks: int) -> None:
         """See `DecoderForCausalLM.initialize_cache`."""
 
@@ -128,6 +132,10 @@ class DecoderForCausalLM(ABC):
     def initialize_cache(self, num_blocks: int) -> None:
         """Allocate the KV cache: `num_blocks` blocks, the null block 0 included, in place of a cache that is there."""
         self._executor.initialize_cache(num_blocks)
+
+    def block_copier(self) -> BlockCopier | None:
+        """See `CopiesBlocks`; None if the attention backend copies no blocks."""
+        return self._executor.block_copier()
 
     def warm_up(self, max_num_seqs: int) -> None:
         """Prepare passes of up to `max_num_seqs` sequences that generate; once, the cache being there."""

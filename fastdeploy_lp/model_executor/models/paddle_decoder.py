@@ -24,6 +24,7 @@ from fastdeploy_lp.model_executor.layers.norm import RMSNorm
 from fastdeploy_lp.model_executor.layers.parallel import row_parallel, vocab_layers
 from fastdeploy_lp.model_executor.layers.quantization import precision_of
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
+from fastdeploy_lp.model_executor.models.registry import BlockCopier
 from fastdeploy_lp.model_executor.parallel.communicator import SINGLE_RANK, Communicator
 from fastdeploy_lp.platforms import current_platform
 
@@ -70,6 +71,10 @@ class PaddleDecoder:
     def initialize_cache(self, num_blocks: int) -> None:
         """See `DecoderForCausalLM.initialize_cache`."""
         self._attention.initialize_cache(num_blocks)
+
+    def block_copier(self) -> BlockCopier | None:
+        """See `DecoderForCausalLM.block_copier`."""
+        return self._attention.block_copier()
 
     def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         """See `DecoderForCausalLM.forward`."""

@@ -7,7 +7,7 @@ checkpoint asks for it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -34,6 +34,9 @@ MODELS: dict[str, str] = {
 }
 PADDLEFORMERS = "fastdeploy_lp.model_executor.models.paddleformers.causal_lm:PaddleFormersForCausalLM"
 METHODS = ("initialize_cache", "forward", "compute_logits")
+
+# Copies the keys and values of a block (first argument) to another one, in all layers.
+BlockCopier = Callable[[int, int], None]
 
 
 class CausalLM(Protocol):
@@ -69,6 +72,14 @@ class ComputesAhead(Protocol):
 
     def forward_ahead(self, chunks: Sequence[SequenceChunk], token_ids: Tensor) -> Tensor:
         """As `forward`, of one token each after position 0, in place of which `token_ids` int64 [chunks] are taken."""
+
+
+@runtime_checkable
+class CopiesBlocks(Protocol):
+    """A model that can copy blocks of its KV cache."""
+
+    def block_copier(self) -> BlockCopier | None:
+        """Returns the function that copies a block before the passes that follow; None if there is none here."""
 
 
 @dataclass(frozen=True)

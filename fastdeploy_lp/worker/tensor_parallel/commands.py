@@ -40,6 +40,13 @@ class WarmUp(msgspec.Struct, tag=True):
     max_num_seqs: int
 
 
+class CopyBlock(msgspec.Struct, tag=True):
+    """A call of the model's `BlockCopier`."""
+
+    source: int
+    target: int
+
+
 class PackedChunk(msgspec.Struct, array_like=True):
     """A `SequenceChunk` with its arrays as the bytes of little-endian int64."""
 
@@ -72,4 +79,4 @@ class ComputeLogits(msgspec.Struct, tag=True):
     shape: list[int]
 
 
-Command = InitializeCache | WarmUp | Forward | ComputeLogits
+Command = InitializeCache | WarmUp | CopyBlock | Forward | ComputeLogits

@@ -17,7 +17,7 @@ from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.config.log_format import configure_from_environment
 from fastdeploy_lp.logits_processor import fastdeploy_compat, vllm_compat
 from fastdeploy_lp.model_executor.causal_lm import load_causal_lm
-from fastdeploy_lp.model_executor.models.registry import CausalLM, WarmsUp
+from fastdeploy_lp.model_executor.models.registry import CausalLM, CopiesBlocks, WarmsUp
 from fastdeploy_lp.model_executor.parallel.communicator import Communicator
 from fastdeploy_lp.platforms import current_platform, shared_memory
 from fastdeploy_lp.plugins import load_class, load_general_plugins
@@ -25,6 +25,7 @@ from fastdeploy_lp.worker.pipe import read_frame, write_frame
 from fastdeploy_lp.worker.tensor_parallel.commands import (
     Command,
     ComputeLogits,
+    CopyBlock,
     Forward,
     InitializeCache,
     RankLoaded,
@@ -105,3 +106,6 @@ def _obey(command: Command, model: CausalLM, communicator: Communicator) -> None
         case WarmUp(max_num_seqs):
             if isinstance(model, WarmsUp):
                 model.warm_up(max_num_seqs)
+        case CopyBlock(source, target):
+            if isinstance(model, CopiesBlocks) and (copy := model.block_copier()) is not None:
+                copy(source, target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from paddle import Tensor
 
@@ -11,13 +12,14 @@ from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.model_executor.causal_lm import load_causal_lm
 from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
-from fastdeploy_lp.model_executor.models.registry import CausalLM, WarmsUp
+from fastdeploy_lp.model_executor.models.registry import BlockCopier, CausalLM, CopiesBlocks, WarmsUp
 from fastdeploy_lp.model_executor.parallel.communicator import Communicator
 from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.plugins import load_class
 from fastdeploy_lp.worker.tensor_parallel.commands import (
     Command,
     ComputeLogits,
+    CopyBlock,
     Forward,
     InitializeCache,
     PackedChunk,
@@ -71,6 +73,15 @@ class SharedModel:
         with self._all_ranks(WarmUp(max_num_seqs)):
             if isinstance(self._model, WarmsUp):
                 self._model.warm_up(max_num_seqs)
+
+    def block_copier(self) -> BlockCopier | None:
+        """See `CopiesBlocks`."""
+        copy = self._model.block_copier() if isinstance(self._model, CopiesBlocks) else None
+        return None if copy is None else partial(self._copy_block, copy)
+
+    def _copy_block(self, copy: BlockCopier, source: int, target: int) -> None:
+        with self._all_ranks(CopyBlock(source, target)):
+            copy(source, target)
 
     def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         """See `CausalLM`."""

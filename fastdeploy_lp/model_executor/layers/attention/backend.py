@@ -13,6 +13,7 @@ from fastdeploy_lp.model_executor.decoder_weights import LayerWeights
 from fastdeploy_lp.model_executor.dimensions import Dimensions
 from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
+from fastdeploy_lp.model_executor.models.registry import BlockCopier
 
 
 class AttentionBatch(Protocol):
@@ -76,3 +77,10 @@ class AttentionBackend(ABC):
     @abstractmethod
     def initialize_cache(self, num_blocks: int) -> None:
         """Allocates every layer's cache: `num_blocks` blocks with the null block 0; replaces an existing cache."""
+
+    def block_copier(self) -> BlockCopier | None:
+        """Returns the function that copies a block in every layer's cache; None by default.
+
+        With it, sequences share prefixes to the token; without it, in whole blocks.
+        """
+        return None

@@ -11,7 +11,7 @@ from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.model_executor.decoder_weights import LayerWeights
 from fastdeploy_lp.model_executor.dimensions import Dimensions
 from fastdeploy_lp.model_executor.forward_batch import ForwardBatch, ForwardBatchBuilder, SequenceChunk
-from fastdeploy_lp.model_executor.kv_cache import LayerKVCache
+from fastdeploy_lp.model_executor.kv_cache import LayerCopier, LayerKVCache
 from fastdeploy_lp.model_executor.layers.attention.backend import AttentionBackend
 from fastdeploy_lp.model_executor.layers.attention.paged_attention import HeadSizes, PagedAttention
 from fastdeploy_lp.model_executor.layers.linear import Linear
@@ -54,6 +54,10 @@ class PaddleAttentionBackend(AttentionBackend):
         """As the interface says."""
         for cache in self._layer_caches:
             cache.allocate(num_blocks)
+
+    def block_copier(self) -> LayerCopier:
+        """As the interface says."""
+        return LayerCopier(self._layer_caches, self._dims.num_kv_heads)
 
 
 class PaddleAttentionLayer:

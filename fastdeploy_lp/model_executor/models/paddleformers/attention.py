@@ -16,7 +16,7 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy_lp.model_executor.forward_batch import ForwardBatch
-from fastdeploy_lp.model_executor.kv_cache import LayerKVCache
+from fastdeploy_lp.model_executor.kv_cache import LayerCopier, LayerKVCache
 from fastdeploy_lp.model_executor.layers.attention.paged_attention import HeadSizes, PagedAttention
 
 # PaddleFormers passes each layer the first row that no longer attends to a key, cut to the layer's sliding window.
@@ -78,6 +78,8 @@ class CachedAttention:
             PagedAttention(each.sizes, each.scale, cache, each.window)
             for each, cache in zip(layers, self._caches, strict=True)
         ]
+        # All layers have as many heads.
+        self._num_kv_heads = layers[0].sizes.num_kv_heads
         self._batch: ForwardBatch | None = None
         self._next = 0
 
@@ -85,6 +87,10 @@ class CachedAttention:
         """See `CausalLM`."""
         for cache in self._caches:
             cache.allocate(num_blocks)
+
+    def block_copier(self) -> LayerCopier:
+        """See `CopiesBlocks`."""
+        return LayerCopier(self._caches, self._num_kv_heads)
 
     @contextmanager
     def running(self, batch: ForwardBatch) -> Iterator[None]:

@@ -21,6 +21,7 @@ from fastdeploy_lp.model_executor.models.paddleformers.attention import (
 from fastdeploy_lp.model_executor.models.paddleformers.converted_weights import fill, skip_drafts
 from fastdeploy_lp.model_executor.models.paddleformers.family import build, find_family
 from fastdeploy_lp.model_executor.models.paddleformers.probe import inputs, measure
+from fastdeploy_lp.model_executor.models.registry import BlockCopier
 from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.startup.cache_size import ELEMENT_BYTES, kv_bytes_per_token
 
@@ -54,6 +55,10 @@ class PaddleFormersForCausalLM:
     def initialize_cache(self, num_blocks: int) -> None:
         """See `CausalLM`."""
         self._attention.initialize_cache(num_blocks)
+
+    def block_copier(self) -> BlockCopier:
+        """See `CopiesBlocks`."""
+        return self._attention.block_copier()
 
     def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         """See `CausalLM`."""

@@ -45,6 +45,16 @@ def test_greedy_tokens_are_the_references(shared: ServerProcess) -> None:
         assert found["token_ids"] == case.greedy
 
 
+def test_a_prefix_is_copied_on_every_rank(shared: ServerProcess) -> None:
+    prompt = [(7 * place) % 500 for place in range(70)]
+    short = {"prompt_token_ids": prompt[:60], "temperature": 0, "max_tokens": 6, "ignore_eos": True}
+    cold = post(shared, short).json()
+    post(shared, {**short, "prompt_token_ids": prompt})
+    warm = post(shared, short).json()
+    assert [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in (cold, warm)] == [0, 59]
+    assert warm["choices"] == cold["choices"]
+
+
 @pytest.mark.parametrize("name", PADDLE_DIALECTS)
 def test_a_dialect_sees_the_requests_tokens(shared: ServerProcess, name: str) -> None:
     """A bias that no logit of the model comes near chooses each token by the tokens before it."""

@@ -41,8 +41,9 @@ def played(costs: Costs, config: ReplicaConfig, *, seed: int = 0, replicas: int 
 def tokens_of(arrival: Arrival) -> list[int]:
     """The prompt in a small vocabulary: alike exactly where the simulated prompts are."""
     prefix = random.Random(f"prefix {arrival.prefix}").choices(range(VOCAB), k=arrival.prefix_tokens)
-    own = arrival.prompt_tokens - arrival.prefix_tokens
-    return prefix + random.Random(f"own {arrival.number}").choices(range(VOCAB), k=own)
+    own = random.Random(f"own {arrival.number}").choices(range(VOCAB), k=arrival.prompt_tokens - arrival.prefix_tokens)
+    # Even one equal token after the prefix would be shared.
+    return [*prefix, VOCAB + arrival.number, *own[1:]]
 
 
 def real_schedule(trace: list[Arrival], config: ReplicaConfig) -> tuple[list[list[tuple[int, int, int]]], int]:

@@ -24,8 +24,8 @@ CONFIGS: list[dict[str, Any]] = [
     {},
     {"max_num_seqs": 3},
     # Few enough that sequences are preempted.
-    {"num_blocks": 20},
-    {"num_blocks": 20, "enable_prefix_caching": False},
+    {"num_blocks": 18},
+    {"num_blocks": 18, "enable_prefix_caching": False},
     # Prompts are longer than a step, of the served model as of the draft model.
     {"max_num_batched_tokens": 13},
     # Drafts often pass the end of a sequence's blocks, or never.

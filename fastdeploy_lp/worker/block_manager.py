@@ -32,8 +32,8 @@ class BlockManager:
 
     With `prefix_caching`, full computed blocks are known by their tokens, and sequences with the same beginning share
     them. A known block without a holder is free but keeps its data until it is reused; the least recently released one
-    is reused first. With `copy_block(source, target)`, a sequence whose tokens agree with the first ones of a known
-    block begins with a copy of it. With `record_events`, changes of the known blocks are kept for `take_events`.
+    is reused first. With `copy_block(source, target)`, a sequence whose tokens agree with the first ones of a block of
+    the same client begins with a copy of it. With `record_events`, changes of the known blocks are kept for `take_events`.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ class BlockManager:
             return KnownPrefix(blocks)
         start = len(blocks) * size
         parent = sequence.block_hashes[len(blocks) - 1] if blocks else ROOT
-        source, count = self._cache.find_part(parent, sequence.token_ids_between(start, min(start + size, usable)))
+        wanted = sequence.token_ids_between(start, min(start + size, usable))
+        source, count = self._cache.find_part(parent, wanted, sequence.client)
         return KnownPrefix(blocks, source, count) if count * TOKENS_PER_COPIED >= size else KnownPrefix(blocks)
 
     def admit(self, sequence: Sequence, prefix: KnownPrefix, *, spare: int = 0) -> bool:
@@ -149,6 +150,7 @@ class BlockManager:
             hashes[known:full],
             hashes[known - 1] if known else ROOT,
             sequence.token_ids_between(known * self._block_size, full * self._block_size),
+            sequence.client,
         )
         sequence.num_known_blocks = full
 

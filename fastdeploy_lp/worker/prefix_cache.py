@@ -26,13 +26,13 @@ def published_hash(name: bytes) -> int:
     return int.from_bytes(name[:8], "big")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _KnownBlock:
-    """A block's name, the name of the block before it, and its own tokens."""
+    """A block's name, its own tokens, and where it is among the children: the block before it, and its first client."""
 
     name: bytes
-    parent: bytes
     tokens: tuple[int, ...]
+    place: tuple[bytes, str]
 
 
 class PrefixCache:
@@ -46,7 +46,7 @@ class PrefixCache:
         self._block_of: dict[bytes, int] = {}
         self._known: dict[int, _KnownBlock] = {}
         # Sorted, so that the tokens with the longest common beginning are neighbours.
-        self._children: dict[bytes, list[tuple[tuple[int, ...], int]]] = {}
+        self._children: dict[tuple[bytes, str], list[tuple[tuple[int, ...], int]]] = {}
         self._events: list[KVEvent] = []
         self._record_events = record_events
 
@@ -66,18 +66,21 @@ class PrefixCache:
             found.append(block)
         return found
 
-    def find_part(self, parent: bytes, token_ids: Sequence[int]) -> tuple[int, int]:
-        """Returns the block after `parent` that has the most of the first of these tokens, and their number.
+    def find_part(self, parent: bytes, token_ids: Sequence[int], client: str) -> tuple[int, int]:
+        """Returns the client's block after `parent` that has the most of the first of these tokens, and their number.
 
-        The number is 0 if no known block after `parent` begins with the first token.
+        The number is 0 if none of the blocks begins with the first token. A block of another client would tell, token
+        by token, what that one asked.
         """
-        children, wanted = self._children.get(parent, []), tuple(token_ids)
+        children, wanted = self._children.get((parent, client), []), tuple(token_ids)
         place = bisect_left(children, (wanted,))
         near = children[max(place - 1, 0) : place + 1]
         count, block = max(((_common(tokens, wanted), block) for tokens, block in near), default=(0, 0))
         return block, count
 
-    def store(self, blocks: Sequence[int], hashes: Sequence[bytes], parent: bytes, token_ids: Sequence[int]) -> None:
+    def store(
+        self, blocks: Sequence[int], hashes: Sequence[bytes], parent: bytes, token_ids: Sequence[int], client: str = ""
+    ) -> None:
         """Makes consecutive blocks of a sequence known; a block whose tokens another block already holds stays private.
 
         `parent` names the block before the first, ROOT if there is none; `token_ids` covers all the blocks.
@@ -85,9 +88,9 @@ class PrefixCache:
         new = [name not in self._block_of for name in hashes]
         for index in (index for index, is_new in enumerate(new) if is_new):
             tokens = tuple(token_ids[index * self._block_size : (index + 1) * self._block_size])
-            known = _KnownBlock(hashes[index], hashes[index - 1] if index else parent, tokens)
+            known = _KnownBlock(hashes[index], tokens, (hashes[index - 1] if index else parent, client))
             self._block_of[known.name], self._known[blocks[index]] = blocks[index], known
-            insort(self._children.setdefault(known.parent, []), (tokens, blocks[index]))
+            insort(self._children.setdefault(known.place, []), (tokens, blocks[index]))
         if self._record_events:
             self._record_stored(hashes, new, parent, token_ids)
 
@@ -96,10 +99,10 @@ class PrefixCache:
         known = self._known.pop(block)
         name = known.name
         del self._block_of[name]
-        children = self._children[known.parent]
+        children = self._children[known.place]
         del children[bisect_left(children, (known.tokens, block))]
         if not children:
-            del self._children[known.parent]
+            del self._children[known.place]
         if not self._record_events:
             return
         if self._events and isinstance(self._events[-1], BlockRemoved):

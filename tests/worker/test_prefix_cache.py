@@ -80,8 +80,8 @@ def test_events_tell_runs_of_new_blocks_and_what_was_forgotten(record: bool) -> 
 def test_the_block_with_the_longest_common_beginning_is_found(blocks: list[list[int]], wanted: list[int]) -> None:
     cache = PrefixCache(4)
     for block, own in enumerate(blocks, 1):
-        cache.store([block], [block_hash(A, own)], A, own)
-        cache.store([-block], [block_hash(B, own)], B, own)
+        cache.store([block], [block_hash(A, own)], A, own, "one")
+        cache.store([-block], [block_hash(B, own)], B, own, "one")
     kept = {block: own for block, own in enumerate(blocks, 1) if block % 2 or block not in cache}
     for block in set(range(1, len(blocks) + 1)) - set(kept):
         cache.forget(block)
@@ -90,7 +90,7 @@ def test_the_block_with_the_longest_common_beginning_is_found(blocks: list[list[
         for block, own in kept.items()
         if block in cache
     ]
-    block, count = cache.find_part(A, wanted)
+    block, count = cache.find_part(A, wanted, "one")
     assert count == max(common, default=0)
     assert count == 0 or (block in cache and blocks[block - 1][:count] == wanted[:count])
-    assert cache.find_part(C, wanted) == (0, 0)
+    assert cache.find_part(C, wanted, "one") == cache.find_part(A, wanted, "another") == (0, 0)

@@ -65,3 +65,14 @@ def test_a_prompt_whose_every_token_is_asked_for_copies_nothing() -> None:
     before = core.blocks.num_hit_tokens
     run_to_end(core, [branch(9, prompt_logprobs=1)])
     assert core.blocks.num_hit_tokens == before
+
+
+def test_a_clients_tokens_are_not_told_to_another_one() -> None:
+    """Whole blocks are shared by all: nobody guesses 16 tokens at once."""
+    core = engine()
+    run_to_end(core, [request("trunk", PROMPT, max_tokens=1, client="one")])
+    for client, cached in (("another", 16), ("one", 25)):
+        core.add(branch(25, client=client))
+        (step,) = core.step().steps
+        assert step.num_cached_tokens == cached
+        run_to_end(core)

@@ -33,7 +33,8 @@ class BlockManager:
     With `prefix_caching`, full computed blocks are known by their tokens, and sequences with the same beginning share
     them. A known block without a holder is free but keeps its data until it is reused; the least recently released one
     is reused first. With `copy_block(source, target)`, a sequence whose tokens agree with the first ones of a block of
-    the same client begins with a copy of it. With `record_events`, changes of the known blocks are kept for `take_events`.
+    the same client begins with a copy of it. With `record_events`, changes of the known blocks are kept for
+    `take_events`.
     """
 
     def __init__(

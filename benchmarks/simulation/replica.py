@@ -292,4 +292,4 @@ class Replica:
 
 
 def _copy_nothing(source: int, target: int) -> None:
-    """Stands for a copy of a block, whose time is not simulated."""
+    """Replaces the copy of a block, whose time is not simulated."""

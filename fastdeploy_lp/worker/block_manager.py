@@ -20,7 +20,7 @@ TOKENS_PER_COPIED = 8
 
 @dataclass(frozen=True)
 class KnownPrefix:
-    """What a sequence can begin with: whole `blocks`, and the first `num_copied` tokens of the block `source`."""
+    """Known keys and values for a sequence: whole `blocks`, and the first `num_copied` tokens of the block `source`."""
 
     blocks: list[int]
     source: int = NULL_BLOCK

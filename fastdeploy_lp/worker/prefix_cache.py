@@ -69,8 +69,8 @@ class PrefixCache:
     def find_part(self, parent: bytes, token_ids: Sequence[int], client: str) -> tuple[int, int]:
         """Returns the client's block after `parent` that has the most of the first of these tokens, and their number.
 
-        The number is 0 if none of the blocks begins with the first token. A block of another client would tell, token
-        by token, what that one asked.
+        The number is 0 if none of the blocks begins with the first token. A block of another client would reveal that
+        client's prompt token by token.
         """
         children, wanted = self._children.get((parent, client), []), tuple(token_ids)
         place = bisect_left(children, (wanted,))

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,10 @@ ALLOCATOR = {
 OPENMP_WAITING = {"GOMP_SPINCOUNT": "5000"}
 
 
+# References to an array that a comprehension looks at: the list's, the comprehension's and the count's own.
+HELD_HERE = 3
+
+
 class CpuPlatform(Platform):
     """Computes on every core that the process may use, within its control group's CPU limit."""
 
@@ -122,10 +127,22 @@ class CpuPlatform(Platform):
         return paddle.from_dlpack(host)
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Tensor:
-        """Returns zeros whose pages are allocated on first write, so that unused KV cache costs nothing."""
+        """Returns zeros whose pages are allocated on first write, so that unused KV cache costs nothing.
+
+        They are unmapped by a later call, once the tensor is gone.
+        """
         import paddle
 
-        return paddle.from_dlpack(mapped_zeros(math.prod(shape), dtype).reshape(shape))
+        # Not by the tensor: Paddle would hold a lock meanwhile, and the unmapping lets other threads run, one of which
+        # may wait for the lock without letting this one run again.
+        self._mapped[:] = [each for each in self._mapped if sys.getrefcount(each) > HELD_HERE]
+        self._mapped.append(mapped_zeros(math.prod(shape), dtype).reshape(shape))
+        return paddle.from_dlpack(self._mapped[-1])
+
+    # Plugins' platforms need not call a constructor.
+    @cached_property
+    def _mapped(self) -> list[NDArray[Any]]:
+        return []
 
 
 def mapped_zeros(count: int, dtype: str) -> NDArray[Any]:

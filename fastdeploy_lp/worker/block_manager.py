@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdeploy_lp.model_executor.models.registry import BlockCopier
+from fastdeploy_lp.model_executor.block_copier import BlockCopier
 from fastdeploy_lp.worker.kv_events import KVEvent
 from fastdeploy_lp.worker.prefix_cache import ROOT, PrefixCache, block_hash
 from fastdeploy_lp.worker.sequence import Sequence

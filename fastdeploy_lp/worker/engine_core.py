@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, ProcessorStats, SlotFailure
 from fastdeploy_lp.messages import AddRequest, SequenceStep, StepOutputs
-from fastdeploy_lp.model_executor.models.registry import BlockCopier
+from fastdeploy_lp.model_executor.block_copier import BlockCopier
 from fastdeploy_lp.stats import DraftStats, SchedulerStats
 from fastdeploy_lp.worker.block_manager import BlockManager
 from fastdeploy_lp.worker.kv_events import KVEvent

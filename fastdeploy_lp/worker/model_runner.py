@@ -16,8 +16,9 @@ from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
 from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
 from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
+from fastdeploy_lp.model_executor.block_copier import BlockCopier
 from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
-from fastdeploy_lp.model_executor.models.registry import BlockCopier, CausalLM, ComputesAhead, CopiesBlocks, WarmsUp
+from fastdeploy_lp.model_executor.models.registry import CausalLM, ComputesAhead, CopiesBlocks, WarmsUp
 from fastdeploy_lp.platforms import current_platform, to_device
 from fastdeploy_lp.request.trace import MASK, MODEL
 from fastdeploy_lp.worker.block_manager import BlockTables

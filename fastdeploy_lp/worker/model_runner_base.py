@@ -13,7 +13,7 @@ from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
 from fastdeploy_lp.logits_processor.chain.recorded_actions import SlotActions
 from fastdeploy_lp.messages import PackedLogprobs, ShadowTokens, StageTrace, TokenLogprobs
-from fastdeploy_lp.model_executor.models.registry import BlockCopier
+from fastdeploy_lp.model_executor.block_copier import BlockCopier
 from fastdeploy_lp.worker.drafters.drafter import Draft
 from fastdeploy_lp.worker.held_rows import HeldRows
 from fastdeploy_lp.worker.scheduled import ScheduledChunk

@@ -242,3 +242,50 @@ def test_zeros_that_nobody_writes_take_no_memory() -> None:
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+FREES_BESIDE_A_READER = """
+import sys
+import threading
+
+import numpy as np
+
+from fastdeploy_lp.platforms import CpuPlatform
+
+platform, over = CpuPlatform(), threading.Event()
+
+
+def allocate():
+    while not over.is_set():
+        platform.zeros([1 << 20], "float32")
+
+
+import paddle
+
+sys.setswitchinterval(1e-5)
+thread = threading.Thread(target=allocate)
+thread.start()
+for _ in range(2000):
+    platform.view_of(np.zeros(4, np.float32))
+over.set()
+thread.join()
+"""
+
+
+def test_zeros_that_one_thread_frees_do_not_stop_another_one() -> None:
+    """Paddle frees under a lock, for which the other thread waits without giving up the interpreter's."""
+    subprocess.run([sys.executable, "-c", FREES_BESIDE_A_READER], check=True, timeout=300)
+
+
+def test_zeros_are_unmapped_once_their_tensor_is_gone() -> None:
+    platform = CpuPlatform()
+
+    def mapped() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+    platform.zeros([1], "float32")
+    before, size = mapped(), 256 << 20
+    for _ in range(10):
+        zeros = platform.zeros([size // 4], "float32")
+        del zeros
+    assert mapped() - before < 3 * size

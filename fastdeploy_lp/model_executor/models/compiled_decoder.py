@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.model_executor.block_copier import BlockCopier
 from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights, LayerWeights, LinearWeights
 from fastdeploy_lp.model_executor.dimensions import Dimensions
 from fastdeploy_lp.model_executor.forward_batch import IntArray, SequenceChunk
 from fastdeploy_lp.model_executor.layers.linear import merged_bias
 from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS, BFLOAT16, precision_of
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
-from fastdeploy_lp.model_executor.models.registry import BlockCopier
 from fastdeploy_lp.model_executor.ops.packed_weight import NO_ROW, PackedWeight, WeightFormat, section_structs
 from fastdeploy_lp.model_executor.ops.structs import BatchStruct, CacheStruct, LayerStruct, LinearStruct, ModelStruct
 from fastdeploy_lp.platforms.cpu import mapped_zeros

@@ -12,6 +12,7 @@ from paddle import Tensor
 from fastdeploy_lp.checkpoint.config_field import flag, positive_float, positive_int, texts
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.model_executor.block_copier import BlockCopier
 from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights, Matrix
 from fastdeploy_lp.model_executor.dimensions import Dimensions
 from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
@@ -21,7 +22,6 @@ from fastdeploy_lp.model_executor.loader.stored_matrix import StoredMatrix
 from fastdeploy_lp.model_executor.loader.weights import Weights
 from fastdeploy_lp.model_executor.models.compiled_decoder import CompiledDecoder
 from fastdeploy_lp.model_executor.models.paddle_decoder import PaddleDecoder
-from fastdeploy_lp.model_executor.models.registry import BlockCopier
 from fastdeploy_lp.model_executor.ops import compiled_ops
 from fastdeploy_lp.model_executor.ops.packed_weight import WeightFormat
 

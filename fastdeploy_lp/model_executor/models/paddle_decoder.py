@@ -9,6 +9,7 @@ import paddle.nn.functional as F  # noqa: N812 - Paddle's own spelling
 from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.model_executor.block_copier import BlockCopier
 from fastdeploy_lp.model_executor.decode_graphs import Capture, DecodeGraphs, bucket_sizes, write_tokens
 from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights, LayerWeights
 from fastdeploy_lp.model_executor.dimensions import Dimensions
@@ -24,7 +25,6 @@ from fastdeploy_lp.model_executor.layers.norm import RMSNorm
 from fastdeploy_lp.model_executor.layers.parallel import row_parallel, vocab_layers
 from fastdeploy_lp.model_executor.layers.quantization import precision_of
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
-from fastdeploy_lp.model_executor.models.registry import BlockCopier
 from fastdeploy_lp.model_executor.parallel.communicator import SINGLE_RANK, Communicator
 from fastdeploy_lp.platforms import current_platform
 

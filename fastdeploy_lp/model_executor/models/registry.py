@@ -7,7 +7,7 @@ checkpoint asks for it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from paddle import Tensor
 
     from fastdeploy_lp.config import FDConfig
+    from fastdeploy_lp.model_executor.block_copier import BlockCopier
     from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
     from fastdeploy_lp.model_executor.loader.weights import Weights
 
@@ -34,9 +35,6 @@ MODELS: dict[str, str] = {
 }
 PADDLEFORMERS = "fastdeploy_lp.model_executor.models.paddleformers.causal_lm:PaddleFormersForCausalLM"
 METHODS = ("initialize_cache", "forward", "compute_logits")
-
-# Copies the keys and values of a block (first argument) to another one, in all layers.
-BlockCopier = Callable[[int, int], None]
 
 
 class CausalLM(Protocol):
@@ -79,7 +77,7 @@ class CopiesBlocks(Protocol):
     """A model that can copy blocks of its KV cache."""
 
     def block_copier(self) -> BlockCopier | None:
-        """Returns the function that copies a block before the passes that follow; None if there is none here."""
+        """Returns the model's copier; None if it has none on this device."""
 
 
 @dataclass(frozen=True)

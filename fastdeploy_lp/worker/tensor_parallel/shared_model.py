@@ -10,9 +10,10 @@ from paddle import Tensor
 
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.model_executor.block_copier import BlockCopier
 from fastdeploy_lp.model_executor.causal_lm import load_causal_lm
 from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
-from fastdeploy_lp.model_executor.models.registry import BlockCopier, CausalLM, CopiesBlocks, WarmsUp
+from fastdeploy_lp.model_executor.models.registry import CausalLM, CopiesBlocks, WarmsUp
 from fastdeploy_lp.model_executor.parallel.communicator import Communicator
 from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.plugins import load_class

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.model_executor.block_copier import BlockCopier
 from fastdeploy_lp.model_executor.decoder_weights import LayerWeights
 from fastdeploy_lp.model_executor.dimensions import Dimensions
 from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
-from fastdeploy_lp.model_executor.models.registry import BlockCopier
 
 
 class AttentionBatch(Protocol):

@@ -11,6 +11,7 @@ from paddle import Tensor
 from fastdeploy_lp.checkpoint.config_field import positive_int, texts
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.model_executor.block_copier import BlockCopier
 from fastdeploy_lp.model_executor.forward_batch import ForwardBatchBuilder, SequenceChunk
 from fastdeploy_lp.model_executor.loader.weights import Weights
 from fastdeploy_lp.model_executor.models.paddleformers.attention import (
@@ -21,7 +22,6 @@ from fastdeploy_lp.model_executor.models.paddleformers.attention import (
 from fastdeploy_lp.model_executor.models.paddleformers.converted_weights import fill, skip_drafts
 from fastdeploy_lp.model_executor.models.paddleformers.family import build, find_family
 from fastdeploy_lp.model_executor.models.paddleformers.probe import inputs, measure
-from fastdeploy_lp.model_executor.models.registry import BlockCopier
 from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.startup.cache_size import ELEMENT_BYTES, kv_bytes_per_token
 

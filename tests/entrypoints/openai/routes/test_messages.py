@@ -203,9 +203,11 @@ def test_traces_and_token_ids_come_with_the_events(scripted_server: ServerProces
 def test_the_prefix_cache_is_told_apart_from_new_tokens(scripted_server: ServerProcess) -> None:
     messages = [{"role": "user", "content": "a prompt that is long enough for some blocks of the cache " * 8}]
     first, second = (post(scripted_server, max_tokens=1, messages=messages)["usage"] for _ in range(2))
-    assert (first["cache_read_input_tokens"], first["cache_creation_input_tokens"]) == (0, 0)
-    assert second["cache_read_input_tokens"] > 0
-    assert second["input_tokens"] + second["cache_read_input_tokens"] == first["input_tokens"]
+    # Other tests may have left the template's first tokens.
+    assert second["cache_read_input_tokens"] > first["cache_read_input_tokens"] < 16
+    assert first["cache_creation_input_tokens"] == 0
+    whole = [each["input_tokens"] + each["cache_read_input_tokens"] for each in (first, second)]
+    assert whole[0] == whole[1]
     start, *_, end, _ = streamed(scripted_server, max_tokens=1, messages=messages)
     assert start.data["message"]["usage"]["output_tokens"] == 0
     assert end.data["usage"] == second

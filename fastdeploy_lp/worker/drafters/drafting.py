@@ -17,6 +17,9 @@ from fastdeploy_lp.worker.sequence import Sequence
 
 # Output tokens after which a sequence tries a drafter again whose drafts did not pay off.
 TRIAL_TOKENS = 128
+# Tokens after the best plan that may make up a better one: a tile of the operators' rows.
+LOOK_AHEAD = 16
+TOGETHER = (1, 2, 4, 8, LOOK_AHEAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ class Drafting:
             each.begin_step()
         generating = list(sequences)
         plan = Plan(self.costs, tokens, len(generating))
-        if self._settings.adaptive and not plan.pays(1.0, inf):
+        if self._settings.adaptive and not plan.could_pay(1.0, room):
             return {}
         asked: dict[int, Asked] = {}
         found: dict[int, Draft] = {}
@@ -105,6 +108,8 @@ class Drafting:
         if not self._settings.adaptive:
             return _cut_to(found, room)
         shares = {slot: self._acceptance.share(slot, draft.kind) for slot, draft in found.items()}
+        if not plan.could_pay(max(shares.values()), room):
+            return {}
         counts = {slot: len(draft.tokens) for slot, draft in found.items()}
         lengths = _lengths(counts, shares, self._rounds(counts), plan, room)
         return {slot: Draft(found[slot].tokens[:length], found[slot].kind) for slot, length in lengths.items()}
@@ -194,10 +199,11 @@ def _lengths(
     room: int,
     passes: StepCosts | None = None,
 ) -> dict[int, int]:
-    """Returns how many tokens of each draft to verify: the likeliest next one is added while it pays.
+    """Returns how many tokens of each draft to verify: of the likeliest ones, as many as yield the most per second.
 
-    counts: tokens of each draft by slot, not 0. rounds: slots whose tokens are verified in rounds. passes: of drafts
-    that are yet to be made, the seconds of drafting.
+    A token that does not pay may be the first one of a tile whose other tokens cost little. counts: tokens of each
+    draft by slot, not 0. rounds: slots whose tokens are verified in rounds. passes: of drafts that are yet to be made,
+    the seconds of drafting.
     """
     # Number of drafts that have a token in each round, and of all drafts that have a token at each place.
     reach = Counter(place for slot, count in counts.items() if slot in rounds for place in range(count))
@@ -208,22 +214,22 @@ def _lengths(
     drawing = plan.costs.draw_seconds / drawn if drawn else 0.0
     heap = [(-shares[slot], slot) for slot in counts]
     heapify(heap)
-    lengths: dict[int, int] = {}
+    added: list[int] = []
+    lengths: Counter[int] = Counter()
     plan = copy(plan)
-    while heap and room:
-        likely, slot = -heap[0][0], heap[0][1]
-        place = lengths.get(slot, 0)
+    kept, best = 0, plan.rate
+    while heap and len(added) < min(room, kept + LOOK_AHEAD):
+        negated, slot = heappop(heap)
+        likely, place = -negated, lengths[slot]
         sharing = reach[place] if slot in rounds else inf
-        added = seconds[place] + (drawing if place == 0 and slot not in rounds else 0.0)
-        if not plan.pays(likely, sharing, added):
-            break
-        heappop(heap)
-        plan.add(likely, sharing, added)
-        room -= 1
-        lengths[slot] = place + 1
+        plan.add(likely, sharing, seconds[place] + (drawing if place == 0 and slot not in rounds else 0.0))
+        added.append(slot)
+        lengths[slot] += 1
+        if plan.rate > best:
+            kept, best = len(added), plan.rate
         if place + 1 < counts[slot]:
             heappush(heap, (-likely * shares[slot], slot))
-    return lengths
+    return dict(Counter(added[:kept]))
 
 
 def _seconds_each(passes: StepCosts | None, sharing: int) -> float:
@@ -247,6 +253,20 @@ class Plan:
         # The first round costs about the same as each further one.
         self._seconds = costs.of(tokens) + costs.round_seconds
         self._expected = float(samples)
+
+    @property
+    def rate(self) -> float:
+        """Expected tokens per second."""
+        return self._expected / self._seconds
+
+    def could_pay(self, likely: float, room: int) -> bool:
+        """Returns True if draft tokens, each right with this probability, may pay together, verified at no cost."""
+        of, base = self.costs.of, self.costs.of(self._tokens)
+        return any(
+            likely * count * self._seconds > self._expected * (of(self._tokens + count) - base)
+            for count in TOGETHER
+            if count <= room
+        )
 
     def pays(self, likely: float, sharing: float, seconds: float = 0.0) -> bool:
         """Returns True if a draft token yields more tokens per second than the step does without it.

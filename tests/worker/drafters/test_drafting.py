@@ -189,11 +189,22 @@ def test_a_pass_never_costs_more_than_its_tokens_alone() -> None:
 
 def test_a_token_that_needs_another_tile_costs_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KnowsMost, "kinds", {"known": 0.97})
-    costs = StepCosts({1: 1.0, 4: 1.2, 5: 2.1, 8: 2.4})
+    costs = StepCosts({1: 1.0, 4: 1.2, 5: 2.1, 8: 2.4, 64: 19.2})
     assert [costs.of(tokens) for tokens in (4, 5, 8)] == [1.2, 2.1, 2.4]
     made = Drafting(Speculation(num_speculative_tokens=6), [Exactly()], costs, lambda _: False)
     assert lengths(made, generating()) == [3]
     assert lengths(made, *map(generating, range(4))) == [0] * 4
+
+
+def test_tokens_that_fill_a_tile_pay_together_where_the_first_one_alone_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(KnowsMost, "kinds", {"known": 0.97})
+    costs = StepCosts({1: 1.0, 4: 1.2, 5: 1.9, 8: 2.0})
+    made = Drafting(Speculation(num_speculative_tokens=1), [Exactly()], costs, lambda _: False)
+    assert lengths(made, *map(generating, range(4))) == [1] * 4
+    # There is room for the dear token alone.
+    assert lengths(made, *map(generating, range(4)), room=1) == [0] * 4
 
 
 def test_a_draw_that_is_held_up_counts_as_a_step() -> None:

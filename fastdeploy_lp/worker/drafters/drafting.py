@@ -209,9 +209,8 @@ def _lengths(
     reach = Counter(place for slot, count in counts.items() if slot in rounds for place in range(count))
     drafted = Counter(place for count in counts.values() for place in range(count))
     seconds = {place: _seconds_each(passes, sharing) for place, sharing in drafted.items()}
-    # One draw is for all drafts that are verified at once, and their first tokens share it.
-    drawn = len(counts.keys() - rounds)
-    drawing = plan.costs.draw_seconds / drawn if drawn else 0.0
+    # One draw is for all tokens that are verified at once.
+    drawing = plan.costs.draw_seconds
     heap = [(-shares[slot], slot) for slot in counts]
     heapify(heap)
     added: list[int] = []
@@ -221,8 +220,11 @@ def _lengths(
     while heap and len(added) < min(room, kept + LOOK_AHEAD):
         negated, slot = heappop(heap)
         likely, place = -negated, lengths[slot]
-        sharing = reach[place] if slot in rounds else inf
-        plan.add(likely, sharing, seconds[place] + (drawing if place == 0 and slot not in rounds else 0.0))
+        if slot in rounds:
+            plan.add(likely, reach[place], seconds[place])
+        else:
+            plan.add(likely, inf, seconds[place] + drawing)
+            drawing = 0.0
         added.append(slot)
         lengths[slot] += 1
         if plan.rate > best:

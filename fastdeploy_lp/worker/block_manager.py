@@ -14,7 +14,8 @@ from fastdeploy_lp.worker.prefix_cache import ROOT, PrefixCache, block_hash
 from fastdeploy_lp.worker.sequence import Sequence
 
 NULL_BLOCK = 0
-# A block is copied for at least one token in this many: fewer are computed as fast by a small model.
+# A block is copied for at least one token in this many. Measured with 60 tensors of 6 KB: 0.07 ms by the compiled
+# operators, which compute a token in 0.5 ms; Paddle's take longer.
 TOKENS_PER_COPIED = 8
 
 

@@ -135,6 +135,20 @@ def test_a_shadow_tells_the_token_that_there_would_be(engine: EngineCore, batch:
             assert told.of(name) == [expected[f"{step}"].tokens[0] for step in range(len(told.tokens))]
 
 
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [("MirostatLogitsProcessor", {"mirostat_tau": 3.0}), ("GumbelWatermarkLogitsProcessor", {"gumbel_key": 7})],
+)
+def test_the_choice_of_a_builtin_that_draws_is_told(name: str, args: dict[str, Any]) -> None:
+    engine, params = tiny_engine([name]), {"temperature": 1.0, "seed": 4, "max_tokens": 5}
+    in_shadow = Selection(named={name: args}, shadow=(name,))
+    (told,) = run(engine, [request("r", [1, 2], selection=in_shadow, **params)]).values()
+    (first,) = run(engine, [request("r", [1, 2], selection=Selection(named={name: args}), **params)]).values()
+    assert told.error is None
+    assert len(told.of(name)) == len(told.tokens) == 5
+    assert told.of(name)[0] == first.tokens[0]
+
+
 def test_what_was_tried_and_would_have_changed_is_counted() -> None:
     engine = tiny_engine([BIAS])
     forced = Selection(flat={"logit_bias": {7: 1000.0}}, shadow=(BIAS,))

@@ -326,7 +326,9 @@ class ShadowChain:
         except Exception as error:  # noqa: BLE001 - an author's code may raise anything
             self._count_whole(shadow, error)
             return None
-        return ShadowRows(shadow.entry.name, own.slots, own.rows, None, tokens=tokens)
+        # Only a builtin's choice is on the host.
+        chosen = to_device(tokens) if isinstance(tokens, np.ndarray) else tokens
+        return ShadowRows(shadow.entry.name, own.slots, own.rows, None, tokens=chosen)
 
     def _count_rows(self, shadow: _Shadow, error: RowErrors) -> None:
         active: Sequence[int] = shadow.group.slots_for(shadow.entry).tolist()

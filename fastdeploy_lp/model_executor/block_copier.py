@@ -6,6 +6,6 @@ from typing import Protocol
 
 
 class BlockCopier(Protocol):
-    """Copies the keys and values of a block in all layers, after the passes so far and before those that follow."""
+    """Copies the keys and values of a block in all layers, in order with the passes that are queued."""
 
     def __call__(self, source: int, target: int, /) -> None: ...

@@ -21,18 +21,11 @@ def quiet_paddle() -> Iterator[None]:
 
 def import_paddle() -> None:
     """Imports Paddle quietly; call it before any import of a module that imports Paddle."""
-    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), _without_collections():
-        warnings.simplefilter("ignore")
-        importlib.import_module("paddle")
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Keeps the garbage collector off: what an import makes stays, and looking at it takes a tenth of the time."""
-    was_enabled = gc.isenabled()
+    # What an import makes stays: looking for garbage meanwhile takes a tenth of the time.
     gc.disable()
     try:
-        yield
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            importlib.import_module("paddle")
     finally:
-        if was_enabled:
-            gc.enable()
+        gc.enable()

@@ -249,6 +249,7 @@ import sys
 import threading
 
 import numpy as np
+import paddle
 
 from fastdeploy_lp.platforms import CpuPlatform
 
@@ -259,8 +260,6 @@ def allocate():
     while not over.is_set():
         platform.zeros([1 << 20], "float32")
 
-
-import paddle
 
 sys.setswitchinterval(1e-5)
 thread = threading.Thread(target=allocate)

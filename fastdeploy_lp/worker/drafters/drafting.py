@@ -176,9 +176,7 @@ class Drafting:
             place = len(each.sequence.output_token_ids)
             if place - self._tried.setdefault(slot, place) >= TRIAL_TOKENS and each.count > 0 and slot not in found:
                 due[slot] = 1
-        if not due or not plan.pays(1.0, inf, _seconds_each(drafter.passes, len(due))):
-            return {}
-        return due
+        return due if plan.could_pay(1.0, len(due), _seconds_each(drafter.passes, len(due))) else {}
 
     def _learn(self, sequence: Sequence) -> None:
         """Compares the sequence's last draft with the tokens that came."""
@@ -199,7 +197,7 @@ def _lengths(
     room: int,
     passes: StepCosts | None = None,
 ) -> dict[int, int]:
-    """Returns how many tokens of each draft to verify: of the likeliest ones, as many as yield the most per second.
+    """Returns how many tokens of each draft to verify: the likeliest ones, and the number with the highest rate.
 
     A token that does not pay may be the first one of a tile whose other tokens cost little. counts: tokens of each
     draft by slot, not 0. rounds: slots whose tokens are verified in rounds. passes: of drafts that are yet to be made,
@@ -261,25 +259,24 @@ class Plan:
         """Expected tokens per second."""
         return self._expected / self._seconds
 
-    def could_pay(self, likely: float, room: int) -> bool:
-        """Returns True if draft tokens, each right with this probability, may pay together, verified at no cost."""
+    def could_pay(self, likely: float, room: int, seconds: float = 0.0) -> bool:
+        """Returns True if draft tokens, each right with this probability, may pay together, verified at no cost.
+
+        room: the most tokens. seconds: the time that drafting one takes.
+        """
         of, base = self.costs.of, self.costs.of(self._tokens)
         return any(
-            likely * count * self._seconds > self._expected * (of(self._tokens + count) - base)
+            likely * count * self._seconds > self._expected * (of(self._tokens + count) - base + count * seconds)
             for count in TOGETHER
             if count <= room
         )
 
-    def pays(self, likely: float, sharing: float, seconds: float = 0.0) -> bool:
-        """Returns True if a draft token yields more tokens per second than the step does without it.
+    def add(self, likely: float, sharing: float, seconds: float = 0.0) -> None:
+        """Adds a draft token.
 
         likely: the probability that it is right. sharing: drafts that have a token in its round, infinite if it takes
         none. seconds: the time that drafting and drawing it takes.
         """
-        return likely * self._seconds > self._expected * (self._extra(likely, sharing) + seconds)
-
-    def add(self, likely: float, sharing: float, seconds: float = 0.0) -> None:
-        """Adds the draft token."""
         self._seconds += self._extra(likely, sharing) + seconds
         self._expected += likely
         self._tokens += 1

@@ -24,7 +24,7 @@ from fastdeploy_lp import EngineArgs
 from fastdeploy_lp.engine.client.admission import Admission
 from fastdeploy_lp.entrypoints.openai.api_server import main
 from fastdeploy_lp.entrypoints.openai.errors import describe
-from fastdeploy_lp.entrypoints.openai.streaming.stream_watch import StreamWatch
+from fastdeploy_lp.entrypoints.openai.streaming.event_stream import StreamWatch
 from fastdeploy_lp.logits_processor import load_processors
 from fastdeploy_lp.model_executor.ops import library
 

@@ -14,8 +14,7 @@ from fastdeploy_lp.entrypoints.openai.body.extra_fields import ExtraFields
 from fastdeploy_lp.entrypoints.openai.body.shape import bounded_route
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, results_unless_disconnected
 from fastdeploy_lp.entrypoints.openai.middleware.layers import behind_middleware
-from fastdeploy_lp.entrypoints.openai.middleware.request_log import HttpMetrics
-from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight, record_of
+from fastdeploy_lp.entrypoints.openai.middleware.request_record import HttpMetrics, RequestsInFlight, record_of
 from fastdeploy_lp.entrypoints.openai.openapi import failures, publish_schema
 from fastdeploy_lp.entrypoints.openai.policy.policies import Policies
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
@@ -41,9 +40,13 @@ from fastdeploy_lp.entrypoints.openai.routes.upload_permission import UploadPerm
 from fastdeploy_lp.entrypoints.openai.routes.uploads import upload_routes
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.openai.serving import admitted
-from fastdeploy_lp.entrypoints.openai.streaming.event_stream import EventStream, failed_events
+from fastdeploy_lp.entrypoints.openai.streaming.event_stream import (
+    EventStream,
+    StreamWatch,
+    failed_events,
+    stalled_streams,
+)
 from fastdeploy_lp.entrypoints.openai.streaming.pieced_answer import EncodingTurns, PiecedAnswer
-from fastdeploy_lp.entrypoints.openai.streaming.stream_watch import StreamWatch, stalled_streams
 from fastdeploy_lp.entrypoints.openai.uploads.store import UploadStore
 from fastdeploy_lp.entrypoints.playground.routes import playground_routes
 from fastdeploy_lp.plugins.io_processor import NamedIOProcessor

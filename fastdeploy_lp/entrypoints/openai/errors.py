@@ -29,7 +29,7 @@ from fastdeploy_lp.engine.errors import (
     WorkerLostError,
 )
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, is_disconnect
-from fastdeploy_lp.entrypoints.openai.protocol.anthropic.error import MessagesError, is_messages_path
+from fastdeploy_lp.entrypoints.openai.protocol.anthropic.error import MESSAGES_PATHS, MessagesError
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResponse
 from fastdeploy_lp.request.suggestion import did_you_mean
 
@@ -297,7 +297,7 @@ class ErrorAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
-        if is_messages_path(scope["path"]):
+        if scope["path"].endswith(MESSAGES_PATHS):
             request_id = getattr(scope.get("state", {}).get("record"), "request_id", None)
             self.body = _encoded(MessagesError.of(self.status_code, self._info, request_id))
             self.headers["Content-Length"] = str(len(self.body))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.bounded_server import answer, serving
 
-from fastdeploy_lp.entrypoints.openai.listener.bodies import UnreadBodies
+from fastdeploy_lp.entrypoints.openai.listener.bounds import UnreadBodies
 
 MEBIBYTE = 1 << 20
 

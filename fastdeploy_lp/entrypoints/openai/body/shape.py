@@ -19,7 +19,7 @@ from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.entrypoints import stepped_json, strict_json
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, while_connected
 from fastdeploy_lp.entrypoints.openai.errors import foremost
-from fastdeploy_lp.entrypoints.openai.listener.bodies import release_body
+from fastdeploy_lp.entrypoints.openai.listener.bounds import release_body
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
 from fastdeploy_lp.request.limits import MAX_BODY_CONTAINERS, MAX_BODY_DEPTH, MAX_BODY_MEMBERS, MAX_BODY_VALUES
 

@@ -14,11 +14,11 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from fastdeploy_lp.entrypoints.openai.listener.bodies import UnreadBodies
 from fastdeploy_lp.entrypoints.openai.listener.bounds import (
     ConnectionBounds,
     RefusedRequestError,
     RequestHead,
+    UnreadBodies,
     client_of,
 )
 from fastdeploy_lp.entrypoints.openai.listener.refusal_lines import RefusalLines

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 import signal
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
@@ -15,13 +14,12 @@ import uvicorn
 
 from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.engine.errors import EngineDeadError
-from fastdeploy_lp.entrypoints.openai.listener.bounds import ConnectionBounds, files_are_left
+from fastdeploy_lp.entrypoints.openai.listener.bounds import ConnectionBounds, DescriptorWatch
 
 logger = logging.getLogger(__name__)
 
 # Time for answers to reach their clients after the last computation.
 LAST_BYTES_SECONDS = 3
-TICKS_A_SECOND = 10
 
 
 class StopSignals:
@@ -47,11 +45,13 @@ class HTTPServer(uvicorn.Server):
         super().__init__(config)
         self._descriptors = DescriptorWatch(bounds)
 
-    async def on_tick(self, counter: int) -> bool:
-        """Runs ten times a second."""
-        if counter % TICKS_A_SECOND == 0:
-            self._descriptors.look()
-        return await super().on_tick(counter)
+    async def main_loop(self) -> None:
+        """Runs until the server is asked to end."""
+        self._descriptors.start()
+        try:
+            await super().main_loop()
+        finally:
+            self._descriptors.stop()
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -139,29 +139,3 @@ async def _first(*work: Coroutine[Any, Any, Any]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-# Idle connections to close at each check that finds no free descriptor.
-GIVE_WAY = 32
-
-
-class DescriptorWatch:
-    """Logs the beginning and the end of a shortage, and closes idle connections while it lasts."""
-
-    def __init__(self, bounds: ConnectionBounds) -> None:
-        self._bounds = bounds
-        self._short = False
-
-    def look(self) -> None:
-        """Checks that one more file can be opened."""
-        short = not files_are_left()
-        if short:
-            self._bounds.make_room(GIVE_WAY)
-        if short == self._short:
-            return
-        self._short = short
-        if short:
-            fields = {"files_allowed": resource.getrlimit(resource.RLIMIT_NOFILE)[0]}
-            logger.error("no file can be opened: new connections are refused", extra={"fields": fields})
-        else:
-            logger.warning("files can be opened again")

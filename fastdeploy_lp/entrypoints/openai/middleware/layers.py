@@ -1,21 +1,130 @@
-"""Middleware layers of the application, in order."""
+"""Layers of the application in order, with those for bounds on bodies, the path prefix of a proxy, and HEAD."""
 
 from __future__ import annotations
 
-from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+import asyncio
+import time
 
-from fastdeploy_lp.entrypoints.openai.listener.bodies import BodiesInFlight
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fastdeploy_lp.entrypoints.openai.errors import BodyRoomError, BodyTimeoutError, error_response
+from fastdeploy_lp.entrypoints.openai.listener.bounds import BODY_KEY, BodiesInFlight, BodyInFlight
 from fastdeploy_lp.entrypoints.openai.middleware.authentication import OPEN_PATHS, AuthenticationMiddleware
-from fastdeploy_lp.entrypoints.openai.middleware.body_limit import BodyLimitMiddleware
 from fastdeploy_lp.entrypoints.openai.middleware.client import ClientMiddleware
-from fastdeploy_lp.entrypoints.openai.middleware.request_log import HttpMetrics, RequestLogMiddleware
-from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight, RootPathMiddleware
+from fastdeploy_lp.entrypoints.openai.middleware.request_record import (
+    STATE_KEY,
+    HttpMetrics,
+    RequestLogMiddleware,
+    RequestsInFlight,
+)
 from fastdeploy_lp.entrypoints.openai.policy.policies import Policies
+from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.openai.uploads.store import UploadStore
 from fastdeploy_lp.entrypoints.playground.routes import PATH as PLAYGROUND
 from fastdeploy_lp.entrypoints.playground.routes import ROOT
+
+CONTENT_TOO_LARGE = 413
+# More digits than the size of any body, and few enough for `int`.
+MAX_DIGITS = 18
+
+
+class BodyLimitMiddleware:
+    """Refuses bodies of more than `max_bytes` with a 413: by their announced size, else once they exceed it.
+
+    A body that a route reads is read as a whole and counted in `bodies`: 503 if it is refused to make room for
+    others, 408 if it does not arrive in time.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, bodies: BodiesInFlight) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._bodies = bodies
+        self._reason = f"the body is larger than the {max_bytes} bytes that this server takes (max_body_size)"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Checks HTTP requests; the server reads and drops the rest of a refused body."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name: value for name, value in scope["headers"] if name in (b"content-length", b"transfer-encoding")}
+        announced = headers.get(b"content-length", b"0")
+        if announced.isdigit() and (len(announced) > MAX_DIGITS or int(announced) > self._max_bytes):
+            info = ErrorInfo(message=self._reason, type="invalid_request_error", code="request_too_large")
+            await error_response(CONTENT_TOO_LARGE, info)(scope, receive, send)
+            return
+        if b"transfer-encoding" not in headers and announced.strip(b"0") == b"":
+            await self._app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        record = state.get(STATE_KEY)
+        body = state[BODY_KEY] = self._bodies.begin("" if record is None else record.client)
+        try:
+            await self._app(scope, self._bounded(receive, body), send)
+        finally:
+            body.release()
+
+    def _bounded(self, receive: Receive, body: BodyInFlight) -> Receive:
+        """Returns `receive` with the whole body as its first message."""
+        asked = False
+
+        async def receive_bounded() -> Message:
+            nonlocal asked
+            if asked:
+                return await receive()
+            asked = True
+            return await self._in_time(receive, body)
+
+        return receive_bounded
+
+    async def _in_time(self, receive: Receive, body: BodyInFlight) -> Message:
+        body.reading = reading = asyncio.ensure_future(self._whole(receive, body))
+        try:
+            while not reading.done():
+                seconds = body.deadline - time.monotonic()
+                if seconds <= 0:
+                    raise BodyTimeoutError
+                await asyncio.wait({reading}, timeout=seconds)
+        finally:
+            reading.cancel()
+        if body.gave_way:
+            raise BodyRoomError
+        return reading.result()
+
+    async def _whole(self, receive: Receive, body: BodyInFlight) -> Message:
+        pieces: list[bytes] = []
+        try:
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    return message
+                pieces.append(message.get("body", b""))
+                # Check before counting, so that a body that is too large never displaces another one.
+                if body.size + len(pieces[-1]) > self._max_bytes:
+                    raise HTTPException(CONTENT_TOO_LARGE, self._reason)
+                body.grow(len(pieces[-1]))
+                if body.gave_way:
+                    return {"type": "http.disconnect"}
+                if not message.get("more_body", False):
+                    return {"type": "http.request", "body": b"".join(pieces), "more_body": False}
+        finally:
+            # An exception's frame would keep the pieces while the connection keeps the request.
+            pieces.clear()
+
+
+class RootPathMiddleware:
+    """Sets the server's `root_path` for the inner layers; the proxy may or may not strip it from paths."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sets `root_path` in the scope, where frameworks read it."""
+        scope["root_path"] = self._root_path
+        await self._app(scope, receive, send)
 
 
 class HeadMiddleware:

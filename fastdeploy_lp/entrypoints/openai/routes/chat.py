@@ -25,8 +25,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.chat import (
 from fastdeploy_lp.entrypoints.openai.routes.tokenization import Tokenization
 from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, usage_of
 from fastdeploy_lp.entrypoints.openai.streaming.chat import ChatEvents, MessageReader
-from fastdeploy_lp.entrypoints.openai.streaming.event_stream import DONE
-from fastdeploy_lp.entrypoints.openai.streaming.event_writer import EventWriter
+from fastdeploy_lp.entrypoints.openai.streaming.event_stream import DONE, EventWriter
 from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
 from fastdeploy_lp.request.outputs import RequestOutput
 from fastdeploy_lp.request.sampling_params import SamplingParams

@@ -27,8 +27,7 @@ from fastdeploy_lp.entrypoints.openai.serving import (
     usage_of,
 )
 from fastdeploy_lp.entrypoints.openai.streaming.completions import CompletionEvents, CompletionReader
-from fastdeploy_lp.entrypoints.openai.streaming.event_stream import DONE
-from fastdeploy_lp.entrypoints.openai.streaming.event_writer import EventWriter
+from fastdeploy_lp.entrypoints.openai.streaming.event_stream import DONE, EventWriter
 from fastdeploy_lp.request.limits import MAX_SEQUENCES
 from fastdeploy_lp.request.outputs import NO_DRAFTS, RequestOutput
 from fastdeploy_lp.request.sampling_params import SamplingParams

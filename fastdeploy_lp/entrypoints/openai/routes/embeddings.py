@@ -25,8 +25,8 @@ from fastdeploy_lp.entrypoints.openai.protocol.embedding import (
 )
 from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
 from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, admitted, each_prompt, invalid_field, num_prompts
+from fastdeploy_lp.entrypoints.openai.streaming.event_stream import StreamWatch
 from fastdeploy_lp.entrypoints.openai.streaming.pieced_answer import EncodingTurns, PiecedAnswer
-from fastdeploy_lp.entrypoints.openai.streaming.stream_watch import StreamWatch
 from fastdeploy_lp.request.outputs import PoolingRequestOutput
 from fastdeploy_lp.request.pooling_params import PoolingParams
 

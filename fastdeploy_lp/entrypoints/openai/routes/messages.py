@@ -28,11 +28,9 @@ from fastdeploy_lp.entrypoints.openai.protocol.trace import outputs_pieces, trac
 from fastdeploy_lp.entrypoints.openai.routes.chat import ServingChat
 from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, admitted
 from fastdeploy_lp.entrypoints.openai.streaming.chat import MessageReader
-from fastdeploy_lp.entrypoints.openai.streaming.event_stream import EventStream
-from fastdeploy_lp.entrypoints.openai.streaming.event_writer import EventWriter
+from fastdeploy_lp.entrypoints.openai.streaming.event_stream import EventStream, EventWriter, StreamWatch
 from fastdeploy_lp.entrypoints.openai.streaming.messages import MessageEvents, blocks_of, named_event, stop_of
 from fastdeploy_lp.entrypoints.openai.streaming.pieced_answer import EncodingTurns, PiecedAnswer
-from fastdeploy_lp.entrypoints.openai.streaming.stream_watch import StreamWatch
 from fastdeploy_lp.entrypoints.openai.translation.messages import TranslatedBody, translated
 from fastdeploy_lp.request.outputs import RequestOutput
 

@@ -31,8 +31,8 @@ from fastdeploy_lp.entrypoints.openai.protocol.ranking import (
 from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
 from fastdeploy_lp.entrypoints.openai.routes.embeddings import pooled
 from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, admitted, each_prompt, invalid_field
+from fastdeploy_lp.entrypoints.openai.streaming.event_stream import StreamWatch
 from fastdeploy_lp.entrypoints.openai.streaming.pieced_answer import EncodingTurns, PiecedAnswer
-from fastdeploy_lp.entrypoints.openai.streaming.stream_watch import StreamWatch
 from fastdeploy_lp.request.outputs import PoolingRequestOutput
 
 Body = TypeVar("Body", bound=ComparisonRequest)

@@ -48,11 +48,9 @@ from fastdeploy_lp.entrypoints.openai.responses.store import ResponseStore, Stor
 from fastdeploy_lp.entrypoints.openai.routes.chat import ServingChat
 from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, admitted, usage_of
 from fastdeploy_lp.entrypoints.openai.streaming.chat import MessageReader
-from fastdeploy_lp.entrypoints.openai.streaming.event_stream import EventStream
-from fastdeploy_lp.entrypoints.openai.streaming.event_writer import EventWriter
+from fastdeploy_lp.entrypoints.openai.streaming.event_stream import EventStream, EventWriter, StreamWatch
 from fastdeploy_lp.entrypoints.openai.streaming.pieced_answer import EncodingTurns, PiecedAnswer
 from fastdeploy_lp.entrypoints.openai.streaming.responses import ResponseEvents, end, fail, in_pieces, output_of
-from fastdeploy_lp.entrypoints.openai.streaming.stream_watch import StreamWatch
 from fastdeploy_lp.entrypoints.openai.translation.responses import as_sent, chat_of, items_of, prompt_chat_of
 from fastdeploy_lp.request.outputs import RequestOutput
 

@@ -14,10 +14,9 @@ from support.guarded import MAX_BODY_SIZE
 from support.server import ServerProcess
 
 from fastdeploy_lp.entrypoints.openai import errors
-from fastdeploy_lp.entrypoints.openai.listener import bodies as bodies_in_flight
-from fastdeploy_lp.entrypoints.openai.listener import bodies as returned_memory
-from fastdeploy_lp.entrypoints.openai.listener.bodies import BodiesInFlight, ReturnedMemory
-from fastdeploy_lp.entrypoints.openai.middleware.body_limit import BodyLimitMiddleware
+from fastdeploy_lp.entrypoints.openai.listener import bounds
+from fastdeploy_lp.entrypoints.openai.listener.bounds import BodiesInFlight, ReturnedMemory
+from fastdeploy_lp.entrypoints.openai.middleware.layers import BodyLimitMiddleware
 
 SECONDS = 30.0
 
@@ -42,7 +41,7 @@ def application() -> Any:
 
 
 def test_a_body_that_comes_too_slowly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies_in_flight, "BODY_SECONDS", 0.05)
+    monkeypatch.setattr(bounds, "BODY_SECONDS", 0.05)
 
     async def run() -> bytes:
         async with serving(application()) as port:
@@ -101,7 +100,7 @@ def resident() -> int:
 
 
 def test_memory_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(returned_memory, "DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(bounds, "DELAY_SECONDS", 0.0)
     # Below the size that the C library maps by itself; the last one keeps the others' pages in the heap.
     pieces = [bytes(50_000) for _ in range(2000)]
     held = resident()

@@ -12,8 +12,11 @@ from support.bounded_server import SECONDS, answer, exchange, serving
 
 from fastdeploy_lp.entrypoints.openai.listener import refusal_lines
 from fastdeploy_lp.entrypoints.openai.listener.refusal_lines import BURST, LINES_PER_SECOND, RefusalLines
-from fastdeploy_lp.entrypoints.openai.middleware.request_log import HttpMetrics, RequestLogMiddleware
-from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight
+from fastdeploy_lp.entrypoints.openai.middleware.request_record import (
+    HttpMetrics,
+    RequestLogMiddleware,
+    RequestsInFlight,
+)
 
 MANY = 3 * BURST
 SUMMARY = "lines of refused requests were left out"

@@ -13,8 +13,7 @@ from support.chat import ENDLESS, HELLO, metric
 from support.guarded import AUTH, MODEL_NAME, ORIGIN, log_events, request_line
 from support.server import ServerProcess, wait_until
 
-from fastdeploy_lp.entrypoints.openai.middleware.request_log import _noting
-from fastdeploy_lp.entrypoints.openai.middleware.request_record import new_record
+from fastdeploy_lp.entrypoints.openai.middleware.request_record import _noting, new_record
 
 SECRET = "do-not-tell-anybody"
 CHAT = {"messages": HELLO, "max_tokens": 4, "ignore_eos": True}

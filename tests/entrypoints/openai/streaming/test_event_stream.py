@@ -18,12 +18,13 @@ from fastdeploy_lp.engine.prepare.input_processor import Prompt
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatChunkChoice, ChatCompletionChunk, ChatDelta
 from fastdeploy_lp.entrypoints.openai.streaming.event_stream import (
     EventStream,
+    EventWriter,
+    StreamWatch,
     TextEvent,
     failed_events,
     server_sent_event,
+    stalled_streams,
 )
-from fastdeploy_lp.entrypoints.openai.streaming.event_writer import EventWriter
-from fastdeploy_lp.entrypoints.openai.streaming.stream_watch import StreamWatch, stalled_streams
 
 
 def chunk_with(index: int, text: str) -> bytes:

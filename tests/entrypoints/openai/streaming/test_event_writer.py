@@ -19,7 +19,7 @@ from support.told_engine import Told, listening, step_of, told
 from fastdeploy_lp.engine.client.generation import Generation
 from fastdeploy_lp.engine.prepare.input_processor import Prompt
 from fastdeploy_lp.entrypoints.openai.streaming.chat import ChatEvents
-from fastdeploy_lp.entrypoints.openai.streaming.event_writer import EventWriter
+from fastdeploy_lp.entrypoints.openai.streaming.event_stream import EventWriter
 from fastdeploy_lp.messages import SequenceStep
 from fastdeploy_lp.request.outputs import CompletionDelta
 

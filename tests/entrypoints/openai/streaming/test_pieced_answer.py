@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from starlette.types import Message
 
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, Pieces, array, encoded
+from fastdeploy_lp.entrypoints.openai.streaming.event_stream import StreamWatch, stalled_streams
 from fastdeploy_lp.entrypoints.openai.streaming.pieced_answer import TURN_BYTES, EncodingTurns, PiecedAnswer
-from fastdeploy_lp.entrypoints.openai.streaming.stream_watch import StreamWatch, stalled_streams
 
 ROWS = 40
 ROW = b'"' + b"x" * (TURN_BYTES // 2) + b'"'

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from fastdeploy_lp.entrypoints.openai.streaming.stream_watch import StreamWatch
+from fastdeploy_lp.entrypoints.openai.streaming.event_stream import StreamWatch
 
 
 @dataclass(eq=False)

@@ -9,7 +9,8 @@ from pydantic import BaseModel
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo
 from fastdeploy_lp.entrypoints.openai.protocol.model import Omitted
 
-PATHS = ("/v1/messages", "/v1/messages/count_tokens")
+# Ends of the paths of the Messages API; a proxy may add a prefix.
+MESSAGES_PATHS = ("/v1/messages", "/v1/messages/count_tokens")
 ErrorType = Literal[
     "invalid_request_error",
     "authentication_error",
@@ -59,8 +60,3 @@ class MessagesError(BaseModel):
         kind = TYPES.get(status, "invalid_request_error" if status < SERVER_ERRORS else "api_error")
         details = None if info.code is None else ErrorDetails(error_code=info.code)
         return cls(error=MessagesErrorInfo(type=kind, message=info.message, details=details), request_id=request_id)
-
-
-def is_messages_path(path: str) -> bool:
-    """Returns True for a path of the Messages API, with or without the prefix of a proxy."""
-    return path.endswith(PATHS)

@@ -14,9 +14,10 @@ from json.decoder import JSONObject  # type: ignore[attr-defined]
 from json.scanner import py_make_scanner  # type: ignore[attr-defined]
 from typing import Any
 
-from fastdeploy_lp.entrypoints.strict_json import members_once
-
 Scan = Callable[[str, int], tuple[Any, int]]
+Members = Callable[[list[tuple[str, Any]]], dict[str, Any]]
+"""Returns an object with the members as written, duplicates included."""
+
 # Runs of plain numbers, such as token ids, or of short texts without escapes; the library reads a run at once.
 SPACE = r"[ \t\n\r]*"
 NUMBER = r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,18})?"
@@ -65,18 +66,18 @@ class TooMuchError(Exception):
     """A text exceeds one of the `Bounds`; the argument is its name."""
 
 
-def load(text: str | bytes, bounds: Bounds) -> Any:
-    """Returns the parsed text; raises TooMuchError, KeyTwiceError (without a path) and as `json.loads` does."""
+def load(text: str | bytes, bounds: Bounds, members: Members) -> Any:
+    """Returns the parsed text; raises TooMuchError, the exceptions of `members`, and as `json.loads` does."""
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text), "surrogatepass")
-    return _Decoder(bounds).decode(text)
+    return _Decoder(bounds, members).decode(text)
 
 
 class _Decoder(json.JSONDecoder):
     """The library's decoder with its Python scanner; also counts lists and objects."""
 
-    def __init__(self, bounds: Bounds) -> None:
-        super().__init__(object_pairs_hook=members_once)
+    def __init__(self, bounds: Bounds, members: Members) -> None:
+        super().__init__(object_pairs_hook=members)
         self._bounds = bounds
         self.parse_array = self._array
         self.parse_object = self._object

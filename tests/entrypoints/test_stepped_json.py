@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastdeploy_lp.entrypoints.openai.body.shape import KeyTwiceError, members_once
 from fastdeploy_lp.entrypoints.stepped_json import Bounds, TooMuchError, load
-from fastdeploy_lp.entrypoints.strict_json import KeyTwiceError, members_once
 
 values: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=80),
@@ -39,7 +39,7 @@ def outcome(read: Any, text: str) -> tuple[Any, ...]:
 
 def same(text: str) -> None:
     expected = outcome(lambda given: json.loads(given, object_pairs_hook=members_once), text)
-    assert outcome(lambda given: load(given, wide()), text) == expected
+    assert outcome(lambda given: load(given, wide(), members_once), text) == expected
 
 
 @given(values, st.sampled_from([None, 1]))
@@ -68,9 +68,9 @@ def test_what_the_library_refuses(value: Any, chance: random.Random) -> None:
 )
 def test_bounds(text: str, which: str) -> None:
     with pytest.raises(TooMuchError, match=f"^{which}$"):
-        load(text, Bounds(values=10, members=3, containers=5, depth=3))
+        load(text, Bounds(values=10, members=3, containers=5, depth=3), members_once)
     if which != "depth":
-        load(text, Bounds(values=20, members=4, containers=20, depth=3))
+        load(text, Bounds(values=20, members=4, containers=20, depth=3), members_once)
 
 
 def test_other_threads_run_while_a_long_text_is_read() -> None:
@@ -80,7 +80,7 @@ def test_other_threads_run_while_a_long_text_is_read() -> None:
 
     def read() -> None:
         started.wait()
-        load(text, wide())
+        load(text, wide(), members_once)
         ended.set()
 
     interval = sys.getswitchinterval()

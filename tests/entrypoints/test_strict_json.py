@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastdeploy_lp.entrypoints.strict_json import DuplicateKeyError, load
+from fastdeploy_lp.entrypoints.openai.body.shape import DuplicateKeyError, load_strict
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),
@@ -21,7 +21,7 @@ values = st.recursive(
 @settings(max_examples=30)
 @given(values)
 def test_what_json_writes_is_read(value: Any) -> None:
-    assert load(json.dumps(value)) == value
+    assert load_strict(json.dumps(value)) == value
 
 
 @pytest.mark.parametrize(
@@ -38,12 +38,12 @@ def test_what_json_writes_is_read(value: Any) -> None:
 def test_a_key_that_is_given_twice_is_named(text: str, path: str) -> None:
     for given_text in (text, text.encode()):
         with pytest.raises(DuplicateKeyError) as caught:
-            load(given_text)
+            load_strict(given_text)
         assert caught.value.path == path
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"a": 1, "a"', "nonsense"])
 def test_what_is_no_json_is_as_before(text: str) -> None:
     with pytest.raises(json.JSONDecodeError):
-        load(text)
-    assert load('{"a": {"b": 1}, "c": {"b": 1}}') == {"a": {"b": 1}, "c": {"b": 1}}
+        load_strict(text)
+    assert load_strict('{"a": {"b": 1}, "c": {"b": 1}}') == {"a": {"b": 1}, "c": {"b": 1}}

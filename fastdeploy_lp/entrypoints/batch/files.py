@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fastdeploy_lp.entrypoints.strict_json import DuplicateKeyError, load
+from fastdeploy_lp.entrypoints.openai.body.shape import DuplicateKeyError, load_strict
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/pooling")
 FIELDS = ("custom_id", "method", "url", "body")
@@ -37,7 +37,7 @@ def read_line(line: bytes, number: int) -> RequestLine:
     """Parses the `number`-th line of a file; raises BadLineError naming the line and the field."""
     twice: DuplicateKeyError | None = None
     try:
-        content = load(line)
+        content = load_strict(line)
     except DuplicateKeyError as error:
         twice, content = error, json.loads(line)
     except (ValueError, RecursionError) as error:

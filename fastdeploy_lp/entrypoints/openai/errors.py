@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from fastdeploy_lp.engine.errors import (
@@ -28,13 +29,14 @@ from fastdeploy_lp.engine.errors import (
     RequestTimeoutError,
     WorkerLostError,
 )
-from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, is_disconnect
 from fastdeploy_lp.entrypoints.openai.protocol.anthropic.error import MESSAGES_PATHS, MessagesError
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResponse
 from fastdeploy_lp.request.suggestion import did_you_mean
 
 logger = logging.getLogger(__name__)
 
+CLIENT_CLOSED_REQUEST = 499
+CLOSED_HANDLE = "the handler is closed"
 # Codes and messages for statuses that the framework raises; an explicit reason takes precedence over the message.
 HTTP_ERRORS = {
     404: ("unknown_url", "this server has no URL {path}"),
@@ -92,6 +94,15 @@ class ConflictError(Exception):
 
 
 LATER = (BodyRoomError, EngineStartingError, EngineRestartingError, EngineDrainingError, WorkerLostError)
+
+
+def is_disconnect(error: Exception) -> bool:
+    """Returns True if a request failed because its connection is closed.
+
+    uvicorn closes a connection when the bytes after a request are not HTTP, and still answers the request; uvloop then
+    raises a plain RuntimeError.
+    """
+    return isinstance(error, ClientDisconnect) or (isinstance(error, RuntimeError) and CLOSED_HANDLE in str(error))
 
 
 def describe(error: Exception) -> tuple[int, ErrorInfo]:

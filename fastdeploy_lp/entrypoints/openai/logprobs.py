@@ -72,10 +72,8 @@ class PromptLogprob(BaseModel):
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
-def chat_logprobs(positions: Positions | None, count: int, tokenizer: Tokenizer) -> ChatLogprobs | None:
-    """Returns the `count` most likely tokens at each position; None if logprobs were not requested."""
-    if positions is None:
-        return None
+def chat_logprobs(positions: Positions, count: int, tokenizer: Tokenizer) -> ChatLogprobs:
+    """Returns the `count` most likely tokens at each position."""
     return ChatLogprobs(content=[_content_logprob(position, count, tokenizer) for position in positions])
 
 

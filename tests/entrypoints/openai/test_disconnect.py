@@ -9,7 +9,7 @@ import pytest
 from fastdeploy_lp.engine.client.pooling import Pooling
 from fastdeploy_lp.engine.errors import RequestFailedError
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, Prompt, Settled
-from fastdeploy_lp.entrypoints.openai.disconnect import _all_results
+from fastdeploy_lp.entrypoints.openai.serving import _all_results
 from fastdeploy_lp.request.pooling_params import PoolingParams
 
 

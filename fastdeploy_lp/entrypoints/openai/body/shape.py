@@ -1,4 +1,7 @@
-"""JSON bodies: bounds on size and shape, independent of their fields, and the routes that read them."""
+"""JSON bodies: a parser that refuses duplicate keys, bounds on size and shape, and the routes that read them.
+
+All are independent of the fields of a body.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,70 @@ from starlette.requests import ClientDisconnect
 
 from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.entrypoints import stepped_json, strict_json
-from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, while_connected
-from fastdeploy_lp.entrypoints.openai.errors import foremost
+from fastdeploy_lp.entrypoints import stepped_json
+from fastdeploy_lp.entrypoints.openai.errors import CLIENT_CLOSED_REQUEST, foremost
 from fastdeploy_lp.entrypoints.openai.listener.bounds import release_body
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
+from fastdeploy_lp.entrypoints.openai.serving import while_connected
 from fastdeploy_lp.request.limits import MAX_BODY_CONTAINERS, MAX_BODY_DEPTH, MAX_BODY_MEMBERS, MAX_BODY_VALUES
+
+
+class DuplicateKeyError(ValueError):
+    """An object has a duplicate key; `path` is the JSON path of its second occurrence."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path}: this key is given twice")
+        self.path = path
+        self.reason = "this key is given twice"
+
+
+def load_strict(text: str | bytes) -> Any:
+    """Returns the parsed text; raises DuplicateKeyError, or the exceptions of `json.loads`."""
+    try:
+        return json.loads(text, object_pairs_hook=members_once)
+    except KeyTwiceError:
+        raise duplicate_key(text) from None
+
+
+def duplicate_key(text: str | bytes) -> DuplicateKeyError:
+    """Returns the error for a text with a duplicate key; parses the text again to find the key's path."""
+    return DuplicateKeyError(_path_of_duplicate(json.loads(text, object_pairs_hook=_Pairs)))
+
+
+class KeyTwiceError(Exception):
+    """An object in the text has a duplicate key, at an unknown path."""
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """The members of an object as written, duplicates included."""
+
+
+def members_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the members as a dict; raises KeyTwiceError for a duplicate key."""
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise KeyTwiceError
+    return members
+
+
+def _path_of_duplicate(content: Any) -> str:
+    """Returns the path of the first duplicate key."""
+    waiting: list[tuple[list[str], Any]] = [([], content)]
+    while waiting:
+        path, value = waiting.pop()
+        seen: set[str] = set()
+        inside: list[tuple[list[str], Any]] = []
+        for key, member in value if isinstance(value, _Pairs) else enumerate(value):
+            here = [*path, str(key)]
+            if isinstance(value, _Pairs):
+                if here[-1] in seen:
+                    return ".".join(here)
+                seen.add(here[-1])
+            if isinstance(member, list):
+                inside.append((here, member))
+        waiting += reversed(inside)
+    raise ValueError("no object has a key twice")
+
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 Read = Callable[[Any], tuple[Any, list[Any]]]
@@ -71,7 +132,7 @@ def bounded_route(engine: Engine, *, takes_room: bool = False, all_errors: bool 
                     return await handler(strict)
                 except ClientDisconnect:
                     return Response(status_code=CLIENT_CLOSED_REQUEST)
-                except _KeyTwiceError as error:
+                except _RefusedKeyError as error:
                     raise InvalidRequestError(error.path, error.detail) from None
 
             return handle
@@ -101,23 +162,23 @@ class _StrictRequest(Request):
         release_body(self.scope)
 
     async def json(self) -> Any:
-        """Returns the parsed body; raises _KeyTwiceError, or the errors of `json.loads`."""
+        """Returns the parsed body; raises _RefusedKeyError, or the errors of `json.loads`."""
         if isinstance(self.read, Exception):
             raise self.read
         if self.read is not None:
             return self.read
         try:
-            return strict_json.load(await super().body())
-        except strict_json.DuplicateKeyError as error:
-            raise _KeyTwiceError(error) from None
+            return load_strict(await super().body())
+        except DuplicateKeyError as error:
+            raise _RefusedKeyError(error) from None
         finally:
             self.drop_body()
 
 
-class _KeyTwiceError(HTTPException):
+class _RefusedKeyError(HTTPException):
     """A duplicate key; an HTTPException because FastAPI propagates it unchanged while it reads the body."""
 
-    def __init__(self, error: strict_json.DuplicateKeyError) -> None:
+    def __init__(self, error: DuplicateKeyError) -> None:
         super().__init__(400, error.reason)
         self.path = error.path
 
@@ -129,11 +190,11 @@ def _read(body: bytes, validate: Read, *, all_errors: bool) -> Any:
     """
     bounds = stepped_json.Bounds(MAX_BODY_VALUES, MAX_BODY_MEMBERS, MAX_BODY_CONTAINERS, MAX_BODY_DEPTH)
     try:
-        content = stepped_json.load(body, bounds)
+        content = stepped_json.load(body, bounds, members_once)
     except stepped_json.TooMuchError as error:
         raise InvalidRequestError(None, TOO_MUCH[str(error)]) from None
-    except strict_json.KeyTwiceError:
-        return _KeyTwiceError(strict_json.duplicate_key(body))
+    except KeyTwiceError:
+        return _RefusedKeyError(duplicate_key(body))
     except RecursionError:
         raise InvalidRequestError(None, TOO_MUCH["depth"]) from None
     except ValueError as error:

@@ -45,13 +45,15 @@ class HTTPServer(uvicorn.Server):
         super().__init__(config)
         self._descriptors = DescriptorWatch(bounds)
 
-    async def main_loop(self) -> None:
-        """Runs until the server is asked to end."""
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        """Begins to accept connections."""
+        await super().startup(sockets)
         self._descriptors.start()
-        try:
-            await super().main_loop()
-        finally:
-            self._descriptors.stop()
+
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        """Closes the connections after their answers."""
+        self._descriptors.stop()
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

@@ -23,8 +23,7 @@ from fastdeploy_lp.engine.errors import QueueFullError
 from fastdeploy_lp.engine.metrics import PREFIX, SECONDS
 from fastdeploy_lp.engine.prepare.input_processor import Prompt
 from fastdeploy_lp.engine.request_spans import TRACE_PARENT
-from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, is_disconnect
-from fastdeploy_lp.entrypoints.openai.errors import OperatorOnlyError
+from fastdeploy_lp.entrypoints.openai.errors import CLIENT_CLOSED_REQUEST, OperatorOnlyError, is_disconnect
 from fastdeploy_lp.entrypoints.openai.listener.refusal_lines import RefusalLines
 from fastdeploy_lp.entrypoints.openai.policy.rule import NO_RULE, Rule
 from fastdeploy_lp.entrypoints.openai.protocol.anthropic.error import MESSAGES_PATHS

@@ -1,23 +1,76 @@
-"""Bodies of POST /v1/chat/completions."""
+"""Bodies of POST /v1/chat/completions: the messages of a conversation, requests, answers and chunks."""
 
 from __future__ import annotations
 
 import uuid
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from typing_extensions import Self
 
 from fastdeploy_lp.entrypoints.openai.logprobs import ChatLogprobs, PromptLogprobs
 from fastdeploy_lp.entrypoints.openai.protocol.guided import GuidedRequest
-from fastdeploy_lp.entrypoints.openai.protocol.message import FewMessages, TextPart
-from fastdeploy_lp.entrypoints.openai.protocol.model import Omitted, now
-from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel, TokenIds
+from fastdeploy_lp.entrypoints.openai.protocol.message import CalledTool, TextPart, ToolCall, ToolCallDelta
+from fastdeploy_lp.entrypoints.openai.protocol.request import Omitted, RequestModel, TokenIds, now, require_few
 from fastdeploy_lp.entrypoints.openai.protocol.tool import FewTools, NamedToolChoice, ToolChoice
 from fastdeploy_lp.entrypoints.openai.protocol.trace import ShadowCounts, TokenTraceBody
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
+from fastdeploy_lp.request.limits import MAX_MESSAGES
 from fastdeploy_lp.request.outputs import ProcessorOutputs, StopCause
 from fastdeploy_lp.request.sampling_params import SamplingParams
+
+
+class ChatMessage(RequestModel):
+    """One message of a conversation."""
+
+    without_effect: ClassVar[dict[str, tuple[Any, ...]]] = {"annotations": ([],)}
+    unsupported: ClassVar[dict[str, str]] = {
+        "function_call": "replaced by tool_calls, which are supported",
+        "audio": "this model reads text only",
+    }
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CalledTool] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_parts_only(cls, message: Any) -> Any:
+        """Rejects other parts before pydantic reports a longer error for the union of string and list."""
+        parts = message.get("content") if isinstance(message, dict) else None
+        for index, part in enumerate(parts if isinstance(parts, list) else []):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and kind != "text":
+                raise ValueError(
+                    f"content.{index}.type: {kind!r} is not supported; this model reads parts of type text"
+                )
+        return message
+
+    @model_validator(mode="after")
+    def _fields_go_with_the_role(self) -> Self:
+        if self.content is None and not (self.tool_calls and self.role == "assistant"):
+            raise ValueError(f"content: needed in a message of the role {self.role}, unless it has tool_calls")
+        for name in ("tool_calls", "reasoning_content", "refusal"):
+            if getattr(self, name) and self.role != "assistant":
+                raise ValueError(f"{name}: only allowed in a message of the role assistant, not {self.role}")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise ValueError("tool_call_id: needed in a message of the role tool")
+        if self.role != "tool" and self.tool_call_id is not None:
+            raise ValueError(f"tool_call_id: only allowed in a message of the role tool, not {self.role}")
+        return self
+
+
+def _few_messages(value: Any) -> Any:
+    require_few("messages", value, MAX_MESSAGES)
+    return value
+
+
+FewMessages = Annotated[list[ChatMessage], BeforeValidator(_few_messages)]
+
 
 # Fields of a body that are passed to the chat template as variables.
 TEMPLATE_FIELDS = ("enable_thinking", "reasoning_effort", "verbosity")
@@ -180,21 +233,6 @@ class ChatCompletionRequest(GuidedRequest):
         return super().other_names | {"logprobs": "top_logprobs"} | newer
 
 
-class Function(BaseModel):
-    """The function of a call; `arguments` is JSON as written by the model."""
-
-    name: str
-    arguments: str
-
-
-class ToolCall(BaseModel):
-    """A call that the model requests; the client returns its result in a message with its id."""
-
-    id: str
-    type: Literal["function"] = "function"
-    function: Function
-
-
 class AssistantMessage(BaseModel):
     """The generated message; `content` is null if it has only calls. `refusal` is part of OpenAI's schema."""
 
@@ -240,22 +278,6 @@ class ChatCompletionResponse(BaseModel):
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: Omitted[list[int]] = None
-
-
-class FunctionDelta(BaseModel):
-    """Delta of a call's function: its name in the first piece, then pieces of its arguments."""
-
-    name: Omitted[str] = None
-    arguments: str
-
-
-class ToolCallDelta(BaseModel):
-    """Delta of the message's `index`-th call; only the first piece has id and type."""
-
-    index: int
-    id: Omitted[str] = None
-    type: Omitted[Literal["function"]] = None
-    function: FunctionDelta
 
 
 class ChatDelta(BaseModel):

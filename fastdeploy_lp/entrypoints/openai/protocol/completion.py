@@ -11,8 +11,7 @@ from typing_extensions import Self
 
 from fastdeploy_lp.entrypoints.openai.logprobs import CompletionLogprobs, PromptLogprobs
 from fastdeploy_lp.entrypoints.openai.protocol.guided import GuidedRequest
-from fastdeploy_lp.entrypoints.openai.protocol.model import Omitted, now
-from fastdeploy_lp.entrypoints.openai.protocol.request import EachOf, Texts, TokenIds
+from fastdeploy_lp.entrypoints.openai.protocol.request import EachOf, Omitted, Texts, TokenIds, now
 from fastdeploy_lp.entrypoints.openai.protocol.trace import ShadowCounts, TokenTraceBody
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
 from fastdeploy_lp.request.outputs import ProcessorOutputs, StopCause

@@ -7,8 +7,15 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from fastdeploy_lp.entrypoints.openai.protocol.model import now
-from fastdeploy_lp.entrypoints.openai.protocol.request import EachOf, RequestId, RequestModel, Texts, Timeout, TokenIds
+from fastdeploy_lp.entrypoints.openai.protocol.request import (
+    EachOf,
+    RequestId,
+    RequestModel,
+    Texts,
+    Timeout,
+    TokenIds,
+    now,
+)
 from fastdeploy_lp.request.pooling_params import PoolingParams
 
 

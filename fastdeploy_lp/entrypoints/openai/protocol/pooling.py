@@ -8,10 +8,17 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, model_validator
 from typing_extensions import Self
 
+from fastdeploy_lp.entrypoints.openai.protocol.chat import FewMessages
 from fastdeploy_lp.entrypoints.openai.protocol.embedding import EmbeddingUsage
-from fastdeploy_lp.entrypoints.openai.protocol.message import FewMessages
-from fastdeploy_lp.entrypoints.openai.protocol.model import now
-from fastdeploy_lp.entrypoints.openai.protocol.request import EachOf, RequestId, RequestModel, Texts, Timeout, TokenIds
+from fastdeploy_lp.entrypoints.openai.protocol.request import (
+    EachOf,
+    RequestId,
+    RequestModel,
+    Texts,
+    Timeout,
+    TokenIds,
+    now,
+)
 from fastdeploy_lp.request.pooling_params import PoolingParams
 
 KINDS = ("input", "messages", "data")

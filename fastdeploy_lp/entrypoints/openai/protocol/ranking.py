@@ -9,13 +9,13 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from typing_extensions import Self
 
 from fastdeploy_lp.entrypoints.openai.protocol.embedding import EmbeddingUsage
-from fastdeploy_lp.entrypoints.openai.protocol.model import now
 from fastdeploy_lp.entrypoints.openai.protocol.request import (
     EachOf,
     RequestId,
     RequestModel,
     Texts,
     Timeout,
+    now,
     require_few,
 )
 from fastdeploy_lp.request.limits import MAX_PROMPTS

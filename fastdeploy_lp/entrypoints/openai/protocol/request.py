@@ -1,7 +1,8 @@
-"""Common parts of request bodies."""
+"""Common parts of bodies: strict models, omitted fields, time stamps, and the fields of all generating requests."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
@@ -25,6 +26,22 @@ from fastdeploy_lp.request.limits import (
 )
 from fastdeploy_lp.request.sampling_params import SAMPLING_FIELDS, SamplingParams
 from fastdeploy_lp.request.trace import TraceParams
+
+Value = TypeVar("Value")
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+Omitted = Annotated[Value | None, Field(exclude_if=_is_none)]
+"""A field that is omitted if None; declare it with the default None."""
+
+
+def now() -> int:
+    """Returns whole seconds since 1970."""
+    return int(time.time())
+
 
 Entry = TypeVar("Entry")
 # Reports only the first invalid entry, since a list may have a million of them.

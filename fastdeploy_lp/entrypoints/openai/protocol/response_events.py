@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from fastdeploy_lp.entrypoints.openai.logprobs import ContentLogprob
-from fastdeploy_lp.entrypoints.openai.protocol.model import Omitted
+from fastdeploy_lp.entrypoints.openai.protocol.request import Omitted
 from fastdeploy_lp.entrypoints.openai.protocol.response_items import OutputItem, OutputText, ReasoningText
 from fastdeploy_lp.entrypoints.openai.protocol.responses import Response
 from fastdeploy_lp.entrypoints.openai.protocol.trace import TokenTraceBody

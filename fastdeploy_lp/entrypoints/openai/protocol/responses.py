@@ -10,8 +10,7 @@ from typing_extensions import Self
 
 from fastdeploy_lp.entrypoints.openai.protocol.chat import Effort, Verbosity
 from fastdeploy_lp.entrypoints.openai.protocol.guided import GuidedRequest
-from fastdeploy_lp.entrypoints.openai.protocol.model import Omitted, now
-from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel, require_few
+from fastdeploy_lp.entrypoints.openai.protocol.request import Omitted, RequestModel, now, require_few
 from fastdeploy_lp.entrypoints.openai.protocol.response_items import FewItems, OutputItem
 from fastdeploy_lp.entrypoints.openai.protocol.tool import FunctionName
 from fastdeploy_lp.entrypoints.openai.protocol.trace import ShadowCounts, TokenTraceBody

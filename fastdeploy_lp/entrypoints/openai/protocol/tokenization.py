@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, Field, model_validator
 from typing_extensions import Self
 
-from fastdeploy_lp.entrypoints.openai.protocol.message import FewMessages
+from fastdeploy_lp.entrypoints.openai.protocol.chat import FewMessages
 from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel, TokenIds
 from fastdeploy_lp.entrypoints.openai.protocol.tool import FewTools
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import BaseModel
 
 from fastdeploy_lp.entrypoints.openai.json_pieces import Pieces, array, members
-from fastdeploy_lp.entrypoints.openai.protocol.model import Omitted
+from fastdeploy_lp.entrypoints.openai.protocol.request import Omitted
 from fastdeploy_lp.request.outputs import ProcessorOutputs
 from fastdeploy_lp.request.trace import ShadowReport, TokenText, TokenTrace, TracedToken, TraceStage
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from fastdeploy_lp.entrypoints.openai.protocol.model import Omitted
+from fastdeploy_lp.entrypoints.openai.protocol.request import Omitted
 
 
 class PromptTokensDetails(BaseModel):

@@ -7,6 +7,8 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
 
 from fastdeploy_lp.engine.chat_template import ChatOptions, for_template
 from fastdeploy_lp.engine.client.engine import Engine
@@ -15,17 +17,23 @@ from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.message_parser import CallableTool, MessageParsers, ToolGrammar
 from fastdeploy_lp.engine.prepare.answer_size import prompt_logprobs_bytes
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, Prompt
+from fastdeploy_lp.entrypoints.openai.errors import CLIENT_CLOSED_REQUEST
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, Pieces, array
 from fastdeploy_lp.entrypoints.openai.logprobs import prompt_logprobs_pieces
-from fastdeploy_lp.entrypoints.openai.protocol.chat import (
-    ChatCompletionRequest,
-    ChatCompletionResponse,
-    new_chat_id,
-)
+from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight, record_of
+from fastdeploy_lp.entrypoints.openai.openapi import failures
+from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest, ChatCompletionResponse, new_chat_id
 from fastdeploy_lp.entrypoints.openai.routes.tokenization import Tokenization
-from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, usage_of
+from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, admitted, results_unless_disconnected, usage_of
 from fastdeploy_lp.entrypoints.openai.streaming.chat import ChatEvents, MessageReader
-from fastdeploy_lp.entrypoints.openai.streaming.event_stream import DONE, EventWriter
+from fastdeploy_lp.entrypoints.openai.streaming.event_stream import (
+    DONE,
+    EventStream,
+    EventWriter,
+    StreamWatch,
+    failed_events,
+)
+from fastdeploy_lp.entrypoints.openai.streaming.pieced_answer import EncodingTurns, PiecedAnswer
 from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
 from fastdeploy_lp.request.outputs import RequestOutput
 from fastdeploy_lp.request.sampling_params import SamplingParams
@@ -189,3 +197,28 @@ class ServingChat:
         await out.send(events.opening())
         await out.send_deltas([generation], events.of)
         await out.send(events.usage() + DONE if request.include_usage else DONE)
+
+
+def chat_routes(
+    engine: Engine, in_flight: RequestsInFlight, turns: EncodingTurns, watch: StreamWatch, route_class: type[APIRoute]
+) -> APIRouter:
+    """Returns the route that completes chats."""
+    router = APIRouter(responses=failures(400, 404, 408, 413, 429, 503), route_class=route_class)
+    chat = ServingChat(engine)
+
+    @router.post("/v1/chat/completions", response_model=ChatCompletionResponse)
+    async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
+        """Chat completion, plain or streamed."""
+        record = record_of(request)
+        record.adopt(body.request_id)
+        hold = partial(in_flight.hold_answer, record)
+        generation = await admitted(partial(chat.start, body), request, body.timeout, hold)
+        record.admitted(generation.request_id, [generation])
+        if body.stream:
+            return EventStream(partial(chat.stream, generation, body), failed_events, [generation], watch)
+        outputs = await results_unless_disconnected([generation], request)
+        if not outputs:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return PiecedAnswer(chat.response(outputs[0], body), record.request_id, turns, watch)
+
+    return router

@@ -6,12 +6,18 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
+from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
+
 from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.engine.client.generation import Generation
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.prepare.answer_size import prompt_logprobs_bytes
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, Prompt
+from fastdeploy_lp.entrypoints.openai.errors import CLIENT_CLOSED_REQUEST
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, array
+from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight, record_of
+from fastdeploy_lp.entrypoints.openai.openapi import failures
 from fastdeploy_lp.entrypoints.openai.protocol.completion import (
     CompletionRequest,
     CompletionResponse,
@@ -22,12 +28,21 @@ from fastdeploy_lp.entrypoints.openai.serving import (
     FEW_TOKENS,
     Caller,
     Serving,
+    admitted,
     each_prompt,
     num_prompts,
+    results_unless_disconnected,
     usage_of,
 )
 from fastdeploy_lp.entrypoints.openai.streaming.completions import CompletionEvents, CompletionReader
-from fastdeploy_lp.entrypoints.openai.streaming.event_stream import DONE, EventWriter
+from fastdeploy_lp.entrypoints.openai.streaming.event_stream import (
+    DONE,
+    EventStream,
+    EventWriter,
+    StreamWatch,
+    failed_events,
+)
+from fastdeploy_lp.entrypoints.openai.streaming.pieced_answer import EncodingTurns, PiecedAnswer
 from fastdeploy_lp.request.limits import MAX_SEQUENCES
 from fastdeploy_lp.request.outputs import NO_DRAFTS, RequestOutput
 from fastdeploy_lp.request.sampling_params import SamplingParams
@@ -97,3 +112,28 @@ class ServingCompletion:
         events = await asyncio.to_thread(made) if long else made()
         await out.send_deltas(generations, events.of)
         await out.send(events.usage() + DONE if request.include_usage else DONE)
+
+
+def completion_routes(
+    engine: Engine, in_flight: RequestsInFlight, turns: EncodingTurns, watch: StreamWatch, route_class: type[APIRoute]
+) -> APIRouter:
+    """Returns the route that completes texts."""
+    router = APIRouter(responses=failures(400, 404, 408, 413, 429, 503), route_class=route_class)
+    completion = ServingCompletion(engine)
+
+    @router.post("/v1/completions", response_model=CompletionResponse)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Text completion of one or many prompts, plain or streamed."""
+        record = record_of(request)
+        record.adopt(body.request_id)
+        hold = partial(in_flight.hold_answer, record)
+        generations = await admitted(partial(completion.start, body), request, body.timeout, hold)
+        record.admitted(shared_id(generations[0].request_id), generations)
+        if body.stream:
+            return EventStream(partial(completion.stream, generations, body), failed_events, generations, watch)
+        outputs = await results_unless_disconnected(generations, request)
+        if not outputs:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return PiecedAnswer(completion.response(outputs, body), record.request_id, turns, watch)
+
+    return router

@@ -11,8 +11,7 @@ from fastapi.routing import APIRoute
 from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.engine.client.generation import Generation
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, results_unless_disconnected
-from fastdeploy_lp.entrypoints.openai.errors import describe
+from fastdeploy_lp.entrypoints.openai.errors import CLIENT_CLOSED_REQUEST, describe
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, Pieces
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
 from fastdeploy_lp.entrypoints.openai.openapi import failures
@@ -26,7 +25,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.anthropic.error import MessagesEr
 from fastdeploy_lp.entrypoints.openai.protocol.anthropic.request import CountTokensRequest, MessagesRequest
 from fastdeploy_lp.entrypoints.openai.protocol.trace import outputs_pieces, trace_pieces
 from fastdeploy_lp.entrypoints.openai.routes.chat import ServingChat
-from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, admitted
+from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, admitted, results_unless_disconnected
 from fastdeploy_lp.entrypoints.openai.streaming.chat import MessageReader
 from fastdeploy_lp.entrypoints.openai.streaming.event_stream import EventStream, EventWriter, StreamWatch
 from fastdeploy_lp.entrypoints.openai.streaming.messages import MessageEvents, blocks_of, named_event, stop_of

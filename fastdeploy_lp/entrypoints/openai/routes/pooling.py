@@ -17,17 +17,12 @@ from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.prepare.answer_size import token_vectors_bytes
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, Prompt
 from fastdeploy_lp.entrypoints.io_processing import DATA, NO_PROCESSOR, IOProcessing
-from fastdeploy_lp.entrypoints.openai.disconnect import (
-    CLIENT_CLOSED_REQUEST,
-    results_unless_disconnected,
-    unless_disconnected,
-)
+from fastdeploy_lp.entrypoints.openai.errors import CLIENT_CLOSED_REQUEST
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, array, of_numbers
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight, record_of
 from fastdeploy_lp.entrypoints.openai.openapi import failures
+from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatMessage
 from fastdeploy_lp.entrypoints.openai.protocol.embedding import EmbeddingUsage
-from fastdeploy_lp.entrypoints.openai.protocol.message import ChatMessage
-from fastdeploy_lp.entrypoints.openai.protocol.model import now
 from fastdeploy_lp.entrypoints.openai.protocol.pooling import (
     IOProcessorResponse,
     PooledInput,
@@ -35,8 +30,17 @@ from fastdeploy_lp.entrypoints.openai.protocol.pooling import (
     PoolingResponse,
     new_pooling_id,
 )
-from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
-from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, admitted, each_prompt, invalid_field, num_prompts
+from fastdeploy_lp.entrypoints.openai.protocol.request import now, shared_id
+from fastdeploy_lp.entrypoints.openai.serving import (
+    Caller,
+    Serving,
+    admitted,
+    each_prompt,
+    invalid_field,
+    num_prompts,
+    results_unless_disconnected,
+    unless_disconnected,
+)
 from fastdeploy_lp.entrypoints.openai.streaming.event_stream import StreamWatch
 from fastdeploy_lp.entrypoints.openai.streaming.pieced_answer import EncodingTurns, PiecedAnswer
 from fastdeploy_lp.plugins.io_processor import NamedIOProcessor

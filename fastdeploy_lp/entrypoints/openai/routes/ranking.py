@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 
 from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.engine.client.pooling import Pooling
-from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, results_unless_disconnected
+from fastdeploy_lp.entrypoints.openai.errors import CLIENT_CLOSED_REQUEST
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, array
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
 from fastdeploy_lp.entrypoints.openai.openapi import failures
@@ -30,7 +30,14 @@ from fastdeploy_lp.entrypoints.openai.protocol.ranking import (
 )
 from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
 from fastdeploy_lp.entrypoints.openai.routes.embeddings import pooled
-from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, admitted, each_prompt, invalid_field
+from fastdeploy_lp.entrypoints.openai.serving import (
+    Caller,
+    Serving,
+    admitted,
+    each_prompt,
+    invalid_field,
+    results_unless_disconnected,
+)
 from fastdeploy_lp.entrypoints.openai.streaming.event_stream import StreamWatch
 from fastdeploy_lp.entrypoints.openai.streaming.pieced_answer import EncodingTurns, PiecedAnswer
 from fastdeploy_lp.request.outputs import PoolingRequestOutput

@@ -18,8 +18,7 @@ from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.engine.client.generation import Generation
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.entrypoints.openai.body.shape import LIGHT_BODY
-from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, results_unless_disconnected
-from fastdeploy_lp.entrypoints.openai.errors import NotFoundError, describe
+from fastdeploy_lp.entrypoints.openai.errors import CLIENT_CLOSED_REQUEST, NotFoundError, describe
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, Pieces
 from fastdeploy_lp.entrypoints.openai.logprobs import content_logprobs_pieces
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight, record_of
@@ -46,7 +45,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
 from fastdeploy_lp.entrypoints.openai.responses.background import BackgroundResponses
 from fastdeploy_lp.entrypoints.openai.responses.store import ResponseStore, StoredResponse
 from fastdeploy_lp.entrypoints.openai.routes.chat import ServingChat
-from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, admitted, usage_of
+from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, admitted, results_unless_disconnected, usage_of
 from fastdeploy_lp.entrypoints.openai.streaming.chat import MessageReader
 from fastdeploy_lp.entrypoints.openai.streaming.event_stream import EventStream, EventWriter, StreamWatch
 from fastdeploy_lp.entrypoints.openai.streaming.pieced_answer import EncodingTurns, PiecedAnswer

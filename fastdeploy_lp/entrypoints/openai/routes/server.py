@@ -9,8 +9,7 @@ from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.engine.metrics import VLLMNames
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
 from fastdeploy_lp.entrypoints.openai.openapi import failures
-from fastdeploy_lp.entrypoints.openai.protocol.model import ModelCard, ModelList
-from fastdeploy_lp.entrypoints.openai.protocol.server import ServerLoad, ServerVersion
+from fastdeploy_lp.entrypoints.openai.protocol.server import ModelCard, ModelList, ServerLoad, ServerVersion
 from fastdeploy_lp.version import __version__
 
 

@@ -18,13 +18,10 @@ from fastdeploy_lp.entrypoints.openai.protocol.chat import (
     ChatCompletionChunk,
     ChatCompletionRequest,
     ChatDelta,
-    Function,
-    FunctionDelta,
-    ToolCall,
-    ToolCallDelta,
     new_call_id,
 )
-from fastdeploy_lp.entrypoints.openai.protocol.model import now
+from fastdeploy_lp.entrypoints.openai.protocol.message import Function, FunctionDelta, ToolCall, ToolCallDelta
+from fastdeploy_lp.entrypoints.openai.protocol.request import now
 from fastdeploy_lp.entrypoints.openai.protocol.trace import outputs_pieces, shadow_body, trace_body, trace_pieces
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
 from fastdeploy_lp.entrypoints.openai.serving import Serving, told_reason, usage_of
@@ -100,17 +97,21 @@ class MessageReader:
         if message.is_empty and not finished and self._tokenizer.handles_text:
             return None
         unsent, self._unsent = self._unsent, CompletionOutput(self._index, "", [])
-        return ChatChunkChoice(
+        choice = ChatChunkChoice(
             index=self._index,
             delta=self._delta(message),
-            logprobs=chat_logprobs(unsent.logprobs, self._request.num_logprobs or 0, self._tokenizer),
             finish_reason=self._finish_reason(delta.finish_reason, delta.stop_reason),
             stop_reason=told_reason(delta.stop_reason, self._request),
             token_ids=unsent.token_ids if self._request.return_token_ids else None,
-            logits_processors_trace=trace_body(unsent.logits_processors_trace),
-            logits_processors_shadow=shadow_body(unsent.logits_processors_shadow) if finished else None,
             logits_processors_outputs=unsent.logits_processors_outputs,
         )
+        if unsent.logprobs is not None:
+            choice.logprobs = chat_logprobs(unsent.logprobs, self._request.num_logprobs or 0, self._tokenizer)
+        if unsent.logits_processors_trace is not None:
+            choice.logits_processors_trace = trace_body(unsent.logits_processors_trace)
+        if finished and unsent.logits_processors_shadow is not None:
+            choice.logits_processors_shadow = shadow_body(unsent.logits_processors_shadow)
+        return choice
 
     def _count(self, token_ids: list[int]) -> None:
         if self._reads_reasoning:

@@ -20,13 +20,8 @@ from fastdeploy_lp.entrypoints.openai.logprobs import (
     named,
     prompt_logprobs_pieces,
 )
-from fastdeploy_lp.entrypoints.openai.protocol.completion import (
-    CompletionRequest,
-    CompletionResponse,
-    TextChoice,
-)
-from fastdeploy_lp.entrypoints.openai.protocol.model import now
-from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
+from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest, CompletionResponse, TextChoice
+from fastdeploy_lp.entrypoints.openai.protocol.request import now, shared_id
 from fastdeploy_lp.entrypoints.openai.protocol.trace import outputs_pieces, shadow_body, trace_body, trace_pieces
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
 from fastdeploy_lp.entrypoints.openai.serving import Serving, told_reason, usage_of

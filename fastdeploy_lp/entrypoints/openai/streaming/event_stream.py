@@ -21,10 +21,10 @@ from starlette.types import Receive, Scope, Send
 from fastdeploy_lp.engine.client.generation import Generation
 from fastdeploy_lp.engine.client.news import News
 from fastdeploy_lp.engine.metrics import PREFIX
-from fastdeploy_lp.entrypoints.openai.disconnect import unless_disconnected
 from fastdeploy_lp.entrypoints.openai.errors import describe
 from fastdeploy_lp.entrypoints.openai.listener.connections import ABORT_EXTENSION, WRITE_EXTENSION
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
+from fastdeploy_lp.entrypoints.openai.serving import unless_disconnected
 from fastdeploy_lp.request.outputs import CompletionDelta
 
 logger = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from fastdeploy_lp.entrypoints.openai.disconnect import unless_disconnected
 from fastdeploy_lp.entrypoints.openai.json_pieces import Pieces
 from fastdeploy_lp.entrypoints.openai.listener.connections import ABORT_EXTENSION
+from fastdeploy_lp.entrypoints.openai.serving import unless_disconnected
 from fastdeploy_lp.entrypoints.openai.streaming.event_stream import StreamWatch
 
 # Limits of one turn of the loop; the first one reached ends it.

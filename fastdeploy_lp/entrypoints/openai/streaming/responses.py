@@ -10,7 +10,7 @@ import msgspec
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, Pieces, array
 from fastdeploy_lp.entrypoints.openai.protocol.chat import AssistantMessage, ChatChunkChoice
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo
-from fastdeploy_lp.entrypoints.openai.protocol.model import now
+from fastdeploy_lp.entrypoints.openai.protocol.request import now
 from fastdeploy_lp.entrypoints.openai.protocol.response_items import (
     ItemStatus,
     OutputCall,

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo
-from fastdeploy_lp.entrypoints.openai.protocol.model import Omitted
+from fastdeploy_lp.entrypoints.openai.protocol.request import Omitted
 
 # Ends of the paths of the Messages API; a proxy may add a prefix.
 MESSAGES_PATHS = ("/v1/messages", "/v1/messages/count_tokens")

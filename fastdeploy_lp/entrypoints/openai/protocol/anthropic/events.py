@@ -14,7 +14,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.anthropic.answer import (
     StopReason,
 )
 from fastdeploy_lp.entrypoints.openai.protocol.anthropic.error import MessagesError
-from fastdeploy_lp.entrypoints.openai.protocol.model import Omitted
+from fastdeploy_lp.entrypoints.openai.protocol.request import Omitted
 from fastdeploy_lp.request.outputs import ProcessorStop
 
 

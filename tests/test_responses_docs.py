@@ -13,8 +13,8 @@ from support.server import REPOSITORY, ServerProcess, server_environment
 from fastdeploy_lp.entrypoints.openai.protocol.guided import GuidedRequest
 from fastdeploy_lp.entrypoints.openai.protocol.response_items import PREFIXES
 from fastdeploy_lp.entrypoints.openai.protocol.responses import ResponsesRequest, Status
+from fastdeploy_lp.entrypoints.openai.routes.response_events import GrowingItem
 from fastdeploy_lp.entrypoints.openai.server_args import DEFAULT_RESPONSE_STORE_BYTES
-from fastdeploy_lp.entrypoints.openai.streaming.growing_items import GrowingItem
 
 DOCUMENT = (REPOSITORY / "docs" / "responses.md").read_text()
 PRINTED_URL = "http://127.0.0.1:8180"

@@ -1,4 +1,4 @@
-"""Layers of the application in order, with those for bounds on bodies, the path prefix of a proxy, and HEAD."""
+"""Layers of the application in order, with those for clients, bounds on bodies, the prefix of a proxy, and HEAD."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fastdeploy_lp.entrypoints.openai.errors import BodyRoomError, BodyTimeoutError, error_response
 from fastdeploy_lp.entrypoints.openai.listener.bounds import BODY_KEY, BodiesInFlight, BodyInFlight
 from fastdeploy_lp.entrypoints.openai.middleware.authentication import OPEN_PATHS, AuthenticationMiddleware
-from fastdeploy_lp.entrypoints.openai.middleware.client import ClientMiddleware
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import (
     STATE_KEY,
     HttpMetrics,
@@ -25,6 +24,28 @@ from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.openai.uploads.store import UploadStore
 from fastdeploy_lp.entrypoints.playground.routes import PATH as PLAYGROUND
 from fastdeploy_lp.entrypoints.playground.routes import ROOT
+
+
+class ClientMiddleware:
+    """Records a client's rule in the current policy and its uploads.
+
+    Runs after authentication, which records the client's key.
+    """
+
+    def __init__(self, app: ASGIApp, policies: Policies | None, uploads: UploadStore | None) -> None:
+        self._app = app
+        self._policies = policies
+        self._uploads = uploads
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sets the rule and the SPECs of the uploads in the records of HTTP requests."""
+        record = scope.get("state", {}).get(STATE_KEY)
+        if record is not None and self._policies is not None:
+            record.rule = self._policies.current.rule_of(record.key)
+        if record is not None and self._uploads is not None:
+            record.brought = self._uploads.specs_of(record.key)
+        await self._app(scope, receive, send)
+
 
 CONTENT_TOO_LARGE = 413
 # More digits than the size of any body, and few enough for `int`.

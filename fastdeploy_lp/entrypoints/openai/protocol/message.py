@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from fastdeploy_lp.entrypoints.openai.protocol.request import Omitted, RequestModel
 
 
+# Its name in /openapi.json contains this module's: items of responses have a part of the same name.
 class TextPart(RequestModel):
     """A text content part."""
 

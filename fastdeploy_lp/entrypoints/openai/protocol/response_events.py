@@ -1,4 +1,4 @@
-"""Events of a streamed response, as `/openapi.json` declares them; `streaming/growing_items.py` writes them."""
+"""Events of a streamed response, as `/openapi.json` declares them; `routes/response_events.py` writes them."""
 
 from __future__ import annotations
 

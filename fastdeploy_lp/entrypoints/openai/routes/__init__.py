@@ -1,1 +1,1 @@
-"""HTTP routes other than chat and completions, one file per topic."""
+"""HTTP routes, one file per topic: from validated bodies to answers, whole or as events of a stream."""

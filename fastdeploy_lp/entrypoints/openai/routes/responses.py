@@ -44,12 +44,11 @@ from fastdeploy_lp.entrypoints.openai.protocol.trace import outputs_pieces, trac
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
 from fastdeploy_lp.entrypoints.openai.responses.background import BackgroundResponses
 from fastdeploy_lp.entrypoints.openai.responses.store import ResponseStore, StoredResponse
-from fastdeploy_lp.entrypoints.openai.routes.chat import ServingChat
+from fastdeploy_lp.entrypoints.openai.routes.chat import MessageReader, ServingChat
+from fastdeploy_lp.entrypoints.openai.routes.response_events import ResponseEvents, end, fail, in_pieces, output_of
 from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, admitted, results_unless_disconnected, usage_of
-from fastdeploy_lp.entrypoints.openai.streaming.chat import MessageReader
 from fastdeploy_lp.entrypoints.openai.streaming.event_stream import EventStream, EventWriter, StreamWatch
 from fastdeploy_lp.entrypoints.openai.streaming.pieced_answer import EncodingTurns, PiecedAnswer
-from fastdeploy_lp.entrypoints.openai.streaming.responses import ResponseEvents, end, fail, in_pieces, output_of
 from fastdeploy_lp.entrypoints.openai.translation.responses import as_sent, chat_of, items_of, prompt_chat_of
 from fastdeploy_lp.request.outputs import RequestOutput
 

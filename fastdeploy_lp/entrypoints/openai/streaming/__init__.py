@@ -1,1 +1,1 @@
-"""Answers, whole or streamed: choices, events, and JSON that is encoded in pieces."""
+"""Responses that send an answer in pieces: events of a stream, and long JSON."""

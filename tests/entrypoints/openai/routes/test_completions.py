@@ -9,7 +9,7 @@ import pytest
 from fastdeploy_lp.engine.prepare.input_processor import Prompt
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest
-from fastdeploy_lp.entrypoints.openai.streaming.completions import CompletionReader
+from fastdeploy_lp.entrypoints.openai.routes.completions import CompletionReader
 from fastdeploy_lp.request.outputs import CompletionDelta
 
 

@@ -18,7 +18,7 @@ from support.told_engine import Told, listening, step_of, told
 
 from fastdeploy_lp.engine.client.generation import Generation
 from fastdeploy_lp.engine.prepare.input_processor import Prompt
-from fastdeploy_lp.entrypoints.openai.streaming.chat import ChatEvents
+from fastdeploy_lp.entrypoints.openai.routes.chat import ChatEvents
 from fastdeploy_lp.entrypoints.openai.streaming.event_stream import EventWriter
 from fastdeploy_lp.messages import SequenceStep
 from fastdeploy_lp.request.outputs import CompletionDelta
@@ -74,11 +74,13 @@ def test_streams_are_those_of_the_record(ask: Callable[[Told, StreamCase], Any])
 
 @asynccontextmanager
 async def streaming(running: Told, count: int, **fields: Any) -> AsyncIterator[list[Client]]:
-    """So many chats that wait for their first tokens."""
-    before = len(running.worker.sequences)
+    """So many chats that wait for their first tokens, in the order of their sequences in the worker."""
     body = json.dumps({"messages": HI, "stream": True, **fields}).encode()
-    clients = [Client(running.app, CHAT, body) for _ in range(count)]
-    await running.worker.wait_for(before + count)
+    clients = []
+    for _ in range(count):
+        before = len(running.worker.sequences)
+        clients.append(Client(running.app, CHAT, body))
+        await running.worker.wait_for(before + 1)
     yield clients
 
 

@@ -304,7 +304,8 @@ class ServingChat:
         admitted = EngineRequest(
             name or new_chat_id(request.request_id), prompt, settled, caller.client, caller.deadline
         )
-        caller.hold(prompt_logprobs_bytes([admitted], "prompt_logprobs"))
+        if settled.params.prompt_logprobs is not None:
+            caller.hold(prompt_logprobs_bytes([admitted], "prompt_logprobs"))
         (generation,) = await engine.generate([admitted], stream=request.stream)
         return generation
 

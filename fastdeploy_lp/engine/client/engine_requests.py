@@ -11,14 +11,11 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from fastdeploy_lp.config import SchedulerConfig
-from fastdeploy_lp.engine.client.admission import Admission, WaitingRoom
-from fastdeploy_lp.engine.client.completion import ReplayError, completions_of
+from fastdeploy_lp.engine.client.admission import Admission, WaitingRoom, make_outbox
 from fastdeploy_lp.engine.client.engine import EngineLoad
-from fastdeploy_lp.engine.client.engine_stats import EngineStats, sequence_stats, step_came
-from fastdeploy_lp.engine.client.generation import Generation
-from fastdeploy_lp.engine.client.outbox import make_outbox
+from fastdeploy_lp.engine.client.engine_stats import EngineStats, ProcessorStates, sequence_stats, step_came
+from fastdeploy_lp.engine.client.generation import Generation, ReplayError, completions_of
 from fastdeploy_lp.engine.client.pooling import Pooling
-from fastdeploy_lp.engine.client.processor_states import ProcessorStates
 from fastdeploy_lp.engine.client.request_log import RequestLog
 from fastdeploy_lp.engine.client.work import SequenceResult, SequenceTimes, Work, failure_of
 from fastdeploy_lp.engine.client.worker_loss import WorkerLoss, ended_by
@@ -29,8 +26,8 @@ from fastdeploy_lp.engine.errors import (
     RequestTimeoutError,
     WorkerLostError,
 )
+from fastdeploy_lp.engine.helpers.host_work import Pace
 from fastdeploy_lp.engine.metrics import ReliabilityMetrics
-from fastdeploy_lp.engine.pace import Pace
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest
 from fastdeploy_lp.engine.prepare.preparation import RequestPreparation
 from fastdeploy_lp.messages import AbortRequests, AddRequest, SequenceStep, StepOutputs, ToWorker

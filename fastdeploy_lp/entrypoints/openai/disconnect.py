@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from fastdeploy_lp.engine.errors import RequestTimeoutError
-from fastdeploy_lp.engine.pace import Pace
+from fastdeploy_lp.engine.helpers.host_work import Pace
 
 CLIENT_CLOSED_REQUEST = 499
 CLOSED_HANDLE = "the handler is closed"

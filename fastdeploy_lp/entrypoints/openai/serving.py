@@ -10,7 +10,7 @@ from fastapi import Request
 
 from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.engine.helpers.host_threads import Run, run_here
+from fastdeploy_lp.engine.helpers.host_work import Run, run_here
 from fastdeploy_lp.engine.prepare.input_processor import Prompt, Settled
 from fastdeploy_lp.entrypoints.openai.disconnect import while_connected
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
@@ -90,8 +90,10 @@ class Serving:
 
     def require_model(self, name: str | None) -> None:
         """Raises NotFoundError for any name but the names of the served model."""
+        if not name or name == DEFAULT_MODEL_NAME:
+            return
         served = self.engine.fd_config.model_config.served_names
-        if name and name not in (DEFAULT_MODEL_NAME, *served):
+        if name not in served:
             reason = f"the model {name[:SHOWN]!r} does not exist; this server has {', '.join(map(repr, served))}"
             raise NotFoundError(reason, "model", "model_not_found")
 

@@ -9,8 +9,8 @@ from functools import partial
 from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.engine.client.generation import Generation
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.engine.prepare.answer_size import prompt_logprobs_bytes
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, Prompt
+from fastdeploy_lp.engine.prepare.preparation import prompt_logprobs_bytes
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, array
 from fastdeploy_lp.entrypoints.openai.protocol.completion import (
     CompletionRequest,

@@ -9,7 +9,7 @@ from functools import partial
 from starlette.types import Send
 
 from fastdeploy_lp.engine.client.generation import Generation
-from fastdeploy_lp.engine.client.news import News
+from fastdeploy_lp.engine.client.work import News
 from fastdeploy_lp.request.outputs import CompletionDelta
 
 Write = Callable[[bytes], bool]

@@ -1,8 +1,9 @@
-"""Threads for request work in the API process before and after the engine runs the request."""
+"""Work for requests in the API process, before and after the engine runs them: in pieces or in threads."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -13,9 +14,24 @@ from typing import Protocol, TypeVar
 from fastdeploy_lp.engine.helpers.turns import MAX_WAITING, Turns
 from fastdeploy_lp.logits_processor.chain.author_threads import switch_threads_quickly
 
+# Seconds of work before yielding to other tasks.
+PIECE = 0.004
+THREADS = 2
+
 Result = TypeVar("Result")
 
-THREADS = 2
+
+class Pace:
+    """Splits one caller's work: `rest` yields to the event loop's other tasks after each piece."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+
+    async def rest(self) -> None:
+        """Yields to other tasks if the piece is over; otherwise returns at once."""
+        if time.perf_counter() - self._began > PIECE:
+            await asyncio.sleep(0)
+            self._began = time.perf_counter()
 
 
 class Run(Protocol):

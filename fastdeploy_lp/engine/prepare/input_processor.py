@@ -17,7 +17,7 @@ from fastdeploy_lp.engine.tokenizer import REASON as NO_TOKENIZER
 from fastdeploy_lp.engine.tokenizer import TOO_LONG, PromptText, Tokenizer, UnencodableTextError, require_unicode
 from fastdeploy_lp.guided_decoding.grammar import Grammar, grammar_of
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, Selection
-from fastdeploy_lp.logits_processor.arguments.imposed import NOTHING_IMPOSED, Imposed
+from fastdeploy_lp.logits_processor.arguments.request import NOTHING_IMPOSED, Imposed
 from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
 from fastdeploy_lp.request.limits import MAX_BAD_WORD_LISTS, MAX_CARRIED_VALUES
 from fastdeploy_lp.request.phase import NO_PARTS, Parts, PhaseError, phase_of

@@ -30,7 +30,7 @@ from fastdeploy_lp.engine.helpers.turns import MAX_WAITING
 from fastdeploy_lp.engine.message_parser import MessageParsers
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, InputProcessor, Prompt, Settled
 from fastdeploy_lp.logits_processor import DeclaredProcessor, PrepareRequest, RequestArgsError, Selection
-from fastdeploy_lp.logits_processor.arguments.imposed import NOTHING_IMPOSED, Imposed
+from fastdeploy_lp.logits_processor.arguments.request import NOTHING_IMPOSED, Imposed
 from fastdeploy_lp.logits_processor.chain.author_threads import NotInTimeError
 from fastdeploy_lp.logits_processor.late_values import HOLD, SKIP, LateValue
 from fastdeploy_lp.request.limits import MAX_POOLED_NUMBERS, MAX_PROMPT_LOGPROBS

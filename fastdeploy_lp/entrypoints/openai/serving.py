@@ -17,7 +17,7 @@ from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
 from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest
 from fastdeploy_lp.entrypoints.openai.protocol.usage import CompletionTokensDetails, PromptTokensDetails, Usage
-from fastdeploy_lp.logits_processor.arguments.imposed import NOTHING_IMPOSED, Imposed
+from fastdeploy_lp.logits_processor.arguments.request import NOTHING_IMPOSED, Imposed
 from fastdeploy_lp.request.limits import MAX_PROMPTS
 from fastdeploy_lp.request.outputs import NO_DRAFTS, DraftedTokens, StopCause
 from fastdeploy_lp.request.sampling_params import SamplingParams

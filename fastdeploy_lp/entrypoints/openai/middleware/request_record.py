@@ -21,7 +21,7 @@ from fastdeploy_lp.engine.prepare.input_processor import Prompt
 from fastdeploy_lp.entrypoints.openai.errors import OperatorOnlyError
 from fastdeploy_lp.entrypoints.openai.policy.rule import NO_RULE, Rule
 from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest
-from fastdeploy_lp.logits_processor.arguments.imposed import Imposed
+from fastdeploy_lp.logits_processor.arguments.request import Imposed
 from fastdeploy_lp.request.limits import MAX_ANSWER_BYTES
 
 

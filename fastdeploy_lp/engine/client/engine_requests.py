@@ -1,4 +1,4 @@
-"""The requests of one engine, from their admission to their end."""
+"""The requests of one engine, from their admission to their end, and the pace at which many of them begin."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from fastdeploy_lp.engine.errors import (
     RequestTimeoutError,
     WorkerLostError,
 )
-from fastdeploy_lp.engine.helpers.host_work import Pace
 from fastdeploy_lp.engine.metrics import ReliabilityMetrics
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest
 from fastdeploy_lp.engine.prepare.preparation import RequestPreparation
@@ -34,6 +33,8 @@ from fastdeploy_lp.messages import AbortRequests, AddRequest, SequenceStep, Step
 from fastdeploy_lp.stats import ABORT, ERROR, FinishedRequestStats, IterationStats
 
 logger = logging.getLogger(__name__)
+# Seconds of work before yielding to other tasks.
+PIECE = 0.004
 Begun = TypeVar("Begun", Generation, Pooling)
 
 
@@ -86,6 +87,19 @@ class SequenceIndex:
         """Removes a request's sequences that have not ended, and returns their indices by id."""
         names = {name: index for index, name in enumerate(work.sequence_ids)}
         return {name: index for name, index in names.items() if self._sequences.pop(name, None) is not None}
+
+
+class Pace:
+    """Splits one caller's work: `rest` yields to the event loop's other tasks after each piece."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+
+    async def rest(self) -> None:
+        """Yields to other tasks if the piece is over; otherwise returns at once."""
+        if time.perf_counter() - self._began > PIECE:
+            await asyncio.sleep(0)
+            self._began = time.perf_counter()
 
 
 class EngineRequests:

@@ -1,13 +1,16 @@
-"""Preparation of requests before they reach a worker: their checks, their late values, the size of their answers."""
+"""Preparation of requests before they reach a worker: checks, late values, sizes of answers, threads for large ones."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -22,26 +25,86 @@ from fastdeploy_lp.engine.errors import (
 )
 from fastdeploy_lp.engine.helpers.args_validator import args_validator, served_tokenizer
 from fastdeploy_lp.engine.helpers.grammar_checker import GrammarChecker, GrammarProcesses
-from fastdeploy_lp.engine.helpers.host_work import HostThreads, Run, run_here
 from fastdeploy_lp.engine.helpers.preparer import PreparationFailedError, Preparer
 from fastdeploy_lp.engine.helpers.template_sandbox import TemplateSandbox
 from fastdeploy_lp.engine.helpers.trials import Trials, UnsendableError
-from fastdeploy_lp.engine.helpers.turns import MAX_WAITING
+from fastdeploy_lp.engine.helpers.turns import MAX_WAITING, Turns
 from fastdeploy_lp.engine.message_parser import MessageParsers
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, InputProcessor, Prompt, Settled
 from fastdeploy_lp.logits_processor import DeclaredProcessor, PrepareRequest, RequestArgsError, Selection
 from fastdeploy_lp.logits_processor.arguments.request import NOTHING_IMPOSED, Imposed
-from fastdeploy_lp.logits_processor.chain.author_threads import NotInTimeError
+from fastdeploy_lp.logits_processor.chain.author_threads import NotInTimeError, switch_threads_quickly
 from fastdeploy_lp.logits_processor.late_values import HOLD, SKIP, LateValue
 from fastdeploy_lp.request.limits import MAX_POOLED_NUMBERS, MAX_PROMPT_LOGPROBS
 from fastdeploy_lp.request.pooling_params import TOKEN_EMBED
 from fastdeploy_lp.request.sampling_params import SamplingParams
 
+THREADS = 2
 # Bytes of a token id, rank and logprob together, and of one number.
 LOGPROB_BYTES = 12
 NUMBER_BYTES = 4
 
 _NO_VALUE = object()
+Result = TypeVar("Result")
+
+
+class Run(Protocol):
+    """Runs a piece of work inline (`run_here`) or in a thread (`HostThreads.run`)."""
+
+    async def __call__(self, work: Callable[[], Result]) -> Result:
+        """Returns the result of the work; raises what it raises."""
+
+
+async def run_here(work: Callable[[], Result]) -> Result:
+    """Runs work that is too small for a thread, and returns its result."""
+    return work()
+
+
+class HostThreads:
+    """Runs work in threads, so that the event loop stays free.
+
+    Clients take turns, and work whose caller is cancelled before it begins is dropped. Running work keeps its thread
+    until it returns: callers bound it beforehand. most: limit of waiting pieces of work.
+    """
+
+    def __init__(self, most: int = MAX_WAITING) -> None:
+        self._turns = Turns(THREADS, "threads that prepare large requests", most)
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="host-work")
+
+    async def run(self, work: Callable[[], Result], client: str = "") -> Result:
+        """Returns the result of the work; raises what it raises, and QueueFullError when too many callers wait."""
+        switch_threads_quickly()
+        await self._turns.take(client)
+        loop = asyncio.get_running_loop()
+
+        def ended(_: Future[Result]) -> None:
+            # The loop may be closed by now; then no caller waits for a turn.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._turns.give_back)
+
+        running = self._threads.submit(copy_context().run, work)
+        running.add_done_callback(ended)
+        return await asyncio.wrap_future(running)
+
+    def of(self, client: str) -> Run:
+        """Returns `run` bound to a client."""
+        return _RunForClient(self, client)
+
+    def close(self) -> None:
+        """Releases the threads without waiting for running work."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class _RunForClient:
+    """`HostThreads.run` bound to a client."""
+
+    threads: HostThreads
+    client: str
+
+    async def __call__(self, work: Callable[[], Result]) -> Result:
+        """Returns the result of the work; raises what it raises."""
+        return await self.threads.run(work, self.client)
 
 
 class LateValues:

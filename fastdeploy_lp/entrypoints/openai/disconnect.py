@@ -11,8 +11,8 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
+from fastdeploy_lp.engine.client.engine_requests import Pace
 from fastdeploy_lp.engine.errors import RequestTimeoutError
-from fastdeploy_lp.engine.helpers.host_work import Pace
 
 CLIENT_CLOSED_REQUEST = 499
 CLOSED_HANDLE = "the handler is closed"

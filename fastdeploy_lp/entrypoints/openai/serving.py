@@ -10,8 +10,8 @@ from fastapi import Request
 
 from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.engine.helpers.host_work import Run, run_here
 from fastdeploy_lp.engine.prepare.input_processor import Prompt, Settled
+from fastdeploy_lp.engine.prepare.preparation import Run, run_here
 from fastdeploy_lp.entrypoints.openai.disconnect import while_connected
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of

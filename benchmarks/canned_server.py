@@ -10,7 +10,7 @@ import uvicorn
 import uvloop
 
 from fastdeploy_lp.engine.client.engine_client import EngineClient
-from fastdeploy_lp.engine.client.worker_handle import WorkerHandle
+from fastdeploy_lp.engine.client.supervisor import WorkerHandle
 from fastdeploy_lp.entrypoints.declare import declare
 from fastdeploy_lp.entrypoints.openai.app import build_app
 from fastdeploy_lp.entrypoints.openai.listener.bounds import connection_bounds

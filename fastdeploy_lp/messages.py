@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.logits_processor.declared import Selection
 from fastdeploy_lp.logits_processor.quarantine import Quarantine
-from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.request.outputs import ProcessorStop
 from fastdeploy_lp.request.phase import Phase
 from fastdeploy_lp.request.pooling_params import PoolingParams

@@ -42,7 +42,7 @@ EXCEPTIONS = {
     "logits_processor/builtin": "model_executor.ops",
     "logits_processor/dialects/wasm.py": "model_executor.ops",
     # Programs that run in another process.
-    "engine/client/worker_handle.py": "worker",
+    "engine/client/supervisor.py": "worker",
     "entrypoints/cli/collect_env.py": "model_executor.ops",
     # The names that the modules of vLLM provide: authors' files import them, never the package.
     "logits_processor/vllm_compat/installation.py": "entrypoints.vllm_engine",

@@ -31,7 +31,7 @@ PROMISE = re.compile(r"^\| \*\*([a-z-]+)\*\*: .* \| (.*) \|$", re.MULTILINE)
 PICKLERS = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 # The two ends of the pipe from the API process to its worker.
 MAY_PICKLE = {
-    "engine/client/engine_worker.py": "dumps",
+    "engine/client/engine_client.py": "dumps",
     "engine/helpers/trials.py": "dumps",
     "engine/helpers/trial_process.py": "loads",
     "worker/process.py": "loads",

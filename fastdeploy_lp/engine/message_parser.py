@@ -93,29 +93,20 @@ class MessageParser:
 class MessageParsers:
     """The parsers that a server is configured with; raises ValueError for an unknown parser.
 
-    `parts` are the parts of an output that they separate, for phases.
+    `parts` are the parts of an output that they separate, for phases; none if every output is an answer. `tool_parser`
+    is the tool call parser, or None. `reads_tools`: tool calls can be parsed. `reads_reasoning`: reasoning is separated
+    from the answer.
     """
 
     def __init__(self, config: ChatConfig, chat_template: str | None) -> None:
         named = find_tool_parser(config.tool_call_parser) if config.tool_call_parser is not None else None
-        self._tools = (named or tool_parser_for(chat_template)) if config.enable_auto_tool_choice else None
+        self.tool_parser: type[ToolParser] | None = (
+            (named or tool_parser_for(chat_template)) if config.enable_auto_tool_choice else None
+        )
+        self.reads_tools = self.tool_parser is not None
         self._reasoning = find_reasoning_parser(config.reasoning_parser) if config.reasoning_parser else None
-        self.parts: Parts = _parts(self._reasoning, self._tools)
-
-    @property
-    def reads_tools(self) -> bool:
-        """True if tool calls can be parsed."""
-        return self._tools is not None
-
-    @property
-    def reads_reasoning(self) -> bool:
-        """True if reasoning is separated from the answer."""
-        return self._reasoning is not None
-
-    @property
-    def tool_parser(self) -> type[ToolParser] | None:
-        """The tool call parser, or None."""
-        return self._tools
+        self.reads_reasoning = self._reasoning is not None
+        self.parts: Parts = _parts(self._reasoning, self.tool_parser)
 
     def new(self, *, tools: bool, parallel: bool = True, reasoning: bool = True) -> MessageParser | None:
         """Returns a parser for one completion; None if all of its text is the answer.
@@ -123,7 +114,7 @@ class MessageParsers:
         reasoning: False for an answer that cannot contain reasoning.
         """
         reasoning_parser = self._reasoning() if reasoning and self._reasoning is not None else None
-        tool_parser = self._tools() if tools and self._tools is not None else None
+        tool_parser = self.tool_parser() if tools and self.tool_parser is not None else None
         if reasoning_parser is None and tool_parser is None:
             return None
         return MessageParser(reasoning_parser, tool_parser, parallel=parallel)

@@ -7,12 +7,11 @@ from fastdeploy_lp.logits_processor.arguments.request import RequestArgsValidato
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.chain.chain import LogitsProcessorChain
 from fastdeploy_lp.logits_processor.chain.faults import ChainAbortedError, SlotFailure
-from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.declared import DeclaredProcessor, Selection
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError, RequestArgsError
 from fastdeploy_lp.logits_processor.late_values import PrepareRequest
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
 from fastdeploy_lp.logits_processor.registry import BUILTIN, load_processors
-from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.token_arguments import TokenId
 from fastdeploy_lp.stats import ProcessorStats
 

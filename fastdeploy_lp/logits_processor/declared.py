@@ -1,4 +1,4 @@
-"""One declared processor, loaded from the operator's SPEC."""
+"""A declared processor, loaded from the operator's SPEC, and a request's selection among them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import cached_property
 from operator import index
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from pydantic import BaseModel
 
 from fastdeploy_lp.logits_processor import vllm_mrv2, vllm_v1
@@ -16,13 +17,14 @@ from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.code_names import names_in_code
 from fastdeploy_lp.logits_processor.dialects import Dialect
 from fastdeploy_lp.logits_processor.errors import contained, described
-from fastdeploy_lp.logits_processor.late_values import LateValue
+from fastdeploy_lp.logits_processor.late_values import PREPARED, LateValue
+from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
 from fastdeploy_lp.logits_processor.stages import DRAW, Stage, stage_of
+from fastdeploy_lp.request.phase import Phase
 
 if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig
     from fastdeploy_lp.logits_processor.dialects.base import ModelFacts
-    from fastdeploy_lp.logits_processor.selection import Selection
     from fastdeploy_lp.request.sampling_params import SamplingParams
 
 
@@ -75,6 +77,81 @@ def _may_be_code(key: str, value: Any) -> bool:
 def _is_ours(function: Any) -> bool:
     module = getattr(function, "__module__", None) or ""
     return module.partition(".")[0] in _OURS
+
+
+class Selection(msgspec.Struct, omit_defaults=True):
+    """A request's validated selection.
+
+    flat: arguments in FastDeploy's form, which every declared processor sees unless they are hidden from it.
+    named: arguments by processor name; only these processors and mandatory ones see the request. None if the request
+    names none.
+    when: the part of the output in which a named processor sees the request, by its name; all of it for the others.
+    order: the names in the request's order, mandatory ones included; None for the declared order.
+    shadow: the names of processors that run in shadow: the chain runs only the others on the request.
+    hidden: names of flat arguments that a processor does not see, by the processor's name.
+    imposed: the operator's arguments by processor name; these processors see the request, with these arguments.
+    secret: the names that do not exist for the client, or whose values came too late; those without imposed arguments
+    leave the request alone.
+    prepared: values of processors' `prepare`, by name.
+    brought: SPECs by name of its processors that its client has uploaded; `order` then has all names.
+    """
+
+    flat: dict[str, Any] = {}
+    named: dict[str, dict[str, Any]] | None = None
+    when: dict[str, Phase] = {}
+    order: tuple[str, ...] | None = None
+    shadow: tuple[str, ...] = ()
+    hidden: dict[str, tuple[str, ...]] = {}
+    imposed: dict[str, dict[str, Any]] = {}
+    secret: tuple[str, ...] = ()
+    prepared: dict[str, Any] = {}
+    brought: dict[str, str] = {}
+
+    def in_shadow(self) -> Selection:
+        """Returns the same selection as the processors in shadow see it."""
+        return msgspec.structs.replace(self, shadow=())
+
+    def args_for(self, name: str) -> ProcessorArgs:
+        """Returns the arguments that the processor of that name sees in the chain."""
+        args = self._args_for(name)
+        if name in self.prepared and (name in self.imposed or name not in self.shadow):
+            args[PREPARED] = self.prepared[name]
+        return args
+
+    def without(self, name: str) -> Selection:
+        """Returns the selection without a processor, in the chain and in shadow."""
+        shadow = tuple(each for each in self.shadow if each != name)
+        order = None if self.order is None else tuple(each for each in self.order if each != name)
+        return msgspec.structs.replace(self, shadow=shadow, order=order, secret=(*self.secret, name))
+
+    def _args_for(self, name: str) -> ProcessorArgs:
+        decided = self.decides(name)
+        if decided is not None:
+            return ProcessorArgs(self.imposed[name] if decided else {})
+        if self.named is not None:
+            return ProcessorArgs(self.named.get(name, {}))
+        hidden = self.hidden.get(name, ())
+        return ProcessorArgs({key: value for key, value in self.flat.items() if key not in hidden})
+
+    def decides(self, name: str) -> bool | None:
+        """Returns True if the operator imposes the processor, False if it is in shadow or secret, None otherwise.
+
+        None leaves the decision to the processor's dialect and the request's arguments.
+        """
+        if name in self.imposed:
+            return True
+        return False if name in self.shadow or name in self.secret else None
+
+    def forces(self, name: str) -> bool:
+        """Returns True if the operator imposes the processor and the client must not learn of it."""
+        return name in self.imposed and name in self.secret
+
+    @property
+    def all_args(self) -> ProcessorArgs:
+        """All arguments of the request, for any processor."""
+        if self.named is None:
+            return ProcessorArgs(self.flat)
+        return ProcessorArgs({name: value for params in self.named.values() for name, value in params.items()})
 
 
 @dataclass(frozen=True)
@@ -162,8 +239,12 @@ class DeclaredProcessor:
         """True if the check of a request may run an author's code, in `Params` or a method."""
         if self.source == "builtin":
             return False
-        in_params = self.params_model is not None and runs_authors_code(self.params_model)
-        return self.dialect.tries_instances or in_params or _overrides_check(self.dialect.class_of(self.found))
+        return self.checks_requests or (self.params_model is not None and runs_authors_code(self.params_model))
+
+    @cached_property
+    def checks_requests(self) -> bool:
+        """True if it may refuse a request whose arguments its `Params` accept."""
+        return self.dialect.tries_instances or _overrides_check(self.dialect.class_of(self.found))
 
     @property
     def description(self) -> str:

@@ -9,11 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fastdeploy_lp.logits_processor.declared import Selection
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs, ReadOnlyList
-from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.platforms import current_platform, to_device
-from fastdeploy_lp.request.sampling_field import Slot
-from fastdeploy_lp.request.sampling_params import SAMPLING_FIELDS, SamplingParams
+from fastdeploy_lp.request.sampling_params import SAMPLING_FIELDS, SamplingParams, Slot
 
 
 class SlotSequence(Protocol):

@@ -21,8 +21,8 @@ from support.server import free_port, server_environment, wait_until
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.config import KEY_VARIABLES, FDConfig, ParallelConfig
-from fastdeploy_lp.engine.client import worker_handle
-from fastdeploy_lp.engine.client.worker_handle import WorkerHandle
+from fastdeploy_lp.engine.client import supervisor
+from fastdeploy_lp.engine.client.supervisor import WorkerHandle
 from fastdeploy_lp.engine.client.worker_socket import HandshakeWatch
 from fastdeploy_lp.messages import AddRequest, StepOutputs, WorkerReady, encode
 from fastdeploy_lp.request.sampling_params import SamplingParams
@@ -224,7 +224,7 @@ def test_the_port_is_closed_once_the_worker_is_connected(over_tcp: WorkerHandle,
 
 
 def test_who_says_nothing_before_the_worker_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_handle, "HANDSHAKE_MILLISECONDS", 100)
+    monkeypatch.setattr(supervisor, "HANDSHAKE_MILLISECONDS", 100)
     fd_config = config("tcp")
     port = fd_config.parallel_config.engine_worker_queue_port
 

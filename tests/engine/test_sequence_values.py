@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.engine.helpers.args_validator import num_values, require_few_values
+from fastdeploy_lp.engine.prepare.input_processor import num_values, require_few_values
 from fastdeploy_lp.request.limits import MAX_CARRIED_VALUES
 from fastdeploy_lp.request.sampling_params import SamplingParams
 

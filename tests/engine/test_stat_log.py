@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.tiny import tiny_fd_config
 
-from fastdeploy_lp.engine.stat_loggers import LoggingStatLogger
+from fastdeploy_lp.engine.client.engine_stats import LoggingStatLogger
 from fastdeploy_lp.logits_processor import ProcessorStats
 from fastdeploy_lp.stats import ArrivedRequestStats, FinishedRequestStats, IterationStats, SchedulerStats
 

@@ -9,7 +9,7 @@ import pytest
 from support.stat_loggers import Keeps
 from support.tiny import tiny_fd_config
 
-from fastdeploy_lp.engine.stat_loggers import StatLoggers
+from fastdeploy_lp.engine.client.engine_stats import StatLoggers
 from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
 from fastdeploy_lp.stats import IterationStats, SchedulerStats
 
@@ -69,7 +69,7 @@ def test_one_that_fails_is_reported_once_and_dropped(
     assert first.told == last.told == EVERYTHING
     assert failing.told == EVERYTHING[: EVERYTHING.index(method) + 1]
     assert told.names == ["Keeps0", "Keeps2"]
-    (reported,) = [record for record in caplog.records if record.name == "fastdeploy_lp.engine.stat_loggers"]
+    (reported,) = [record for record in caplog.records if record.name == "fastdeploy_lp.engine.client.engine_stats"]
     assert reported.getMessage() == "stat logger Fails1 failed; it is told nothing from now on"
     assert reported.exc_info is not None
     assert reported.exc_info[1] is error

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdeploy_lp.engine.client.outbox import ArrivalQueue, FairQueue, WaitingQueue
+from fastdeploy_lp.engine.client.admission import ArrivalQueue, FairQueue, WaitingQueue
 from fastdeploy_lp.messages import AddRequest
 
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdeploy_lp.config import SchedulerConfig
-from fastdeploy_lp.engine.client.admission import WaitingRoom
-from fastdeploy_lp.engine.client.outbox import ArrivalQueue, Outbox
+from fastdeploy_lp.engine.client.admission import ArrivalQueue, Outbox, WaitingRoom
 from fastdeploy_lp.engine.errors import QueueFullError
 from fastdeploy_lp.messages import AddRequest
 

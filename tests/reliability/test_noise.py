@@ -14,7 +14,7 @@ from support.noise import FIXED, Changes, changed, changes, json_values
 
 from fastdeploy_lp.engine.client.logged_request import LogFormatError, read_line
 from fastdeploy_lp.logits_processor import RequestArgsError, Selection
-from fastdeploy_lp.logits_processor.arguments.values import require_sendable
+from fastdeploy_lp.logits_processor.arguments.forms import require_sendable
 from fastdeploy_lp.messages import AbortRequests, AddRequest, FromWorker, StepOutputs, ToWorker, decoder, encode
 from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
 from fastdeploy_lp.request.limits import MAX_ARGUMENT_VALUES

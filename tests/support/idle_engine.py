@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message
 
 from fastdeploy_lp.config import ChatConfig, FDConfig, SchedulerConfig
 from fastdeploy_lp.engine.client.engine_client import EngineClient
-from fastdeploy_lp.engine.client.worker_handle import WorkerHandle
+from fastdeploy_lp.engine.client.supervisor import WorkerHandle
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.entrypoints.openai.app import build_app
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs

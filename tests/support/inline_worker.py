@@ -9,7 +9,7 @@ from typing import cast
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.client.engine_client import EngineClient
-from fastdeploy_lp.engine.client.worker_handle import WorkerHandle
+from fastdeploy_lp.engine.client.supervisor import WorkerHandle
 from fastdeploy_lp.engine.prepare.preparation import RequestPreparation
 from fastdeploy_lp.logits_processor import DeclaredProcessor, LogitsProcessorChain
 from fastdeploy_lp.logits_processor.chain.calls import Culprit

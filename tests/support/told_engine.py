@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from fastdeploy_lp.config import ChatConfig, SchedulerConfig
 from fastdeploy_lp.engine.client.engine_client import EngineClient
-from fastdeploy_lp.engine.client.worker_handle import WorkerHandle
+from fastdeploy_lp.engine.client.supervisor import WorkerHandle
 from fastdeploy_lp.entrypoints.openai.app import build_app
 from fastdeploy_lp.entrypoints.openai.listener.bounds import connection_bounds
 from fastdeploy_lp.entrypoints.openai.listener.connections import Connection, connection_class

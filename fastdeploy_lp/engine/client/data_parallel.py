@@ -11,12 +11,12 @@ from typing import TypeVar
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.client.engine import Engine, EngineLoad
 from fastdeploy_lp.engine.client.engine_client import EngineClient
+from fastdeploy_lp.engine.client.engine_stats import ProcessorStatesOfAll
 from fastdeploy_lp.engine.client.generation import Generation
 from fastdeploy_lp.engine.client.pooling import Pooling
-from fastdeploy_lp.engine.client.processor_states import ProcessorStatesOfAll
 from fastdeploy_lp.engine.client.request_log import RequestLog
 from fastdeploy_lp.engine.client.routing import Router
-from fastdeploy_lp.engine.client.worker_handle import WorkerHandle
+from fastdeploy_lp.engine.client.supervisor import WorkerHandle
 from fastdeploy_lp.engine.errors import EngineRestartingError, ProcessorUnavailableError, QueueFullError
 from fastdeploy_lp.engine.metrics import MetricsOfAll
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest

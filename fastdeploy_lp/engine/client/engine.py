@@ -9,15 +9,14 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry
 
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.engine.client.engine_stats import ProcessorStates
 from fastdeploy_lp.engine.client.generation import Generation
 from fastdeploy_lp.engine.client.pooling import Pooling
-from fastdeploy_lp.engine.client.processor_states import ProcessorStates
 from fastdeploy_lp.engine.client.request_log import RequestLog
-from fastdeploy_lp.engine.helpers.host_threads import HostThreads
 from fastdeploy_lp.engine.helpers.template_sandbox import TemplateSandbox
 from fastdeploy_lp.engine.message_parser import MessageParsers
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, InputProcessor
-from fastdeploy_lp.engine.prepare.preparation import RequestPreparation
+from fastdeploy_lp.engine.prepare.preparation import HostThreads, RequestPreparation
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 
 

@@ -1,4 +1,4 @@
-"""The requests of one engine, from their admission to their end."""
+"""The requests of one engine, from their admission to their end, and the pace at which many of them begin."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from fastdeploy_lp.config import SchedulerConfig
-from fastdeploy_lp.engine.client.admission import Admission, WaitingRoom
-from fastdeploy_lp.engine.client.completion import ReplayError, completions_of
+from fastdeploy_lp.engine.client.admission import Admission, WaitingRoom, make_outbox
 from fastdeploy_lp.engine.client.engine import EngineLoad
-from fastdeploy_lp.engine.client.engine_stats import EngineStats, sequence_stats, step_came
-from fastdeploy_lp.engine.client.generation import Generation
-from fastdeploy_lp.engine.client.outbox import make_outbox
+from fastdeploy_lp.engine.client.engine_stats import EngineStats, ProcessorStates, sequence_stats, step_came
+from fastdeploy_lp.engine.client.generation import Generation, ReplayError, completions_of
 from fastdeploy_lp.engine.client.pooling import Pooling
-from fastdeploy_lp.engine.client.processor_states import ProcessorStates
 from fastdeploy_lp.engine.client.request_log import RequestLog
 from fastdeploy_lp.engine.client.work import SequenceResult, SequenceTimes, Work, failure_of
 from fastdeploy_lp.engine.client.worker_loss import WorkerLoss, ended_by
@@ -30,13 +27,14 @@ from fastdeploy_lp.engine.errors import (
     WorkerLostError,
 )
 from fastdeploy_lp.engine.metrics import ReliabilityMetrics
-from fastdeploy_lp.engine.pace import Pace
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest
 from fastdeploy_lp.engine.prepare.preparation import RequestPreparation
 from fastdeploy_lp.messages import AbortRequests, AddRequest, SequenceStep, StepOutputs, ToWorker
 from fastdeploy_lp.stats import ABORT, ERROR, FinishedRequestStats, IterationStats
 
 logger = logging.getLogger(__name__)
+# Seconds of work before yielding to other tasks.
+PIECE = 0.004
 Begun = TypeVar("Begun", Generation, Pooling)
 
 
@@ -89,6 +87,19 @@ class SequenceIndex:
         """Removes a request's sequences that have not ended, and returns their indices by id."""
         names = {name: index for index, name in enumerate(work.sequence_ids)}
         return {name: index for name, index in names.items() if self._sequences.pop(name, None) is not None}
+
+
+class Pace:
+    """Splits one caller's work: `rest` yields to the event loop's other tasks after each piece."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+
+    async def rest(self) -> None:
+        """Yields to other tasks if the piece is over; otherwise returns at once."""
+        if time.perf_counter() - self._began > PIECE:
+            await asyncio.sleep(0)
+            self._began = time.perf_counter()
 
 
 class EngineRequests:

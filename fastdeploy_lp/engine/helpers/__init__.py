@@ -1,1 +1,1 @@
-"""Work in helper processes and threads: grammars, authors' checks, chat templates of requests."""
+"""Work in helper processes: grammars, authors' checks, chat templates of requests."""

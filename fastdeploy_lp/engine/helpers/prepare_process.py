@@ -18,7 +18,7 @@ import msgspec
 from fastdeploy_lp.engine.helpers.frames import read_frame, write_frame
 from fastdeploy_lp.engine.helpers.trial_process import UNSENDABLE, Ready, TrialStart, processor_objects
 from fastdeploy_lp.logits_processor import PrepareRequest, RequestArgsError
-from fastdeploy_lp.logits_processor.arguments.values import require_sendable
+from fastdeploy_lp.logits_processor.arguments.forms import require_sendable
 from fastdeploy_lp.logits_processor.errors import contained, described
 from fastdeploy_lp.logits_processor.registry import load_processor
 from fastdeploy_lp.platforms import shared_memory

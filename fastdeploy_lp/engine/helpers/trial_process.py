@@ -26,7 +26,7 @@ from fastdeploy_lp.logits_processor import (
     load_processors,
     vllm_compat,
 )
-from fastdeploy_lp.logits_processor.arguments.imposed import NOTHING_IMPOSED, Imposed
+from fastdeploy_lp.logits_processor.arguments.request import NOTHING_IMPOSED, Imposed
 from fastdeploy_lp.platforms import shared_memory
 from fastdeploy_lp.plugins import load_general_plugins
 from fastdeploy_lp.request.sampling_params import SamplingParams

@@ -24,7 +24,7 @@ from fastdeploy_lp.engine.helpers.trial_process import (
 )
 from fastdeploy_lp.engine.helpers.turns import MAX_WAITING, Turns
 from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsError, Selection
-from fastdeploy_lp.logits_processor.arguments.imposed import NOTHING_IMPOSED, Imposed
+from fastdeploy_lp.logits_processor.arguments.request import NOTHING_IMPOSED, Imposed
 from fastdeploy_lp.logits_processor.chain.author_threads import NotInTimeError
 from fastdeploy_lp.request.sampling_params import SamplingParams
 

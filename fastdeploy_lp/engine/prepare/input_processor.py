@@ -13,15 +13,13 @@ import msgspec
 from fastdeploy_lp.config import DEFAULT_MAX_TRACE_TOKENS, ModelConfig
 from fastdeploy_lp.engine.chat_template import ChatOptions, for_template
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.engine.helpers.args_validator import require_few_values
-from fastdeploy_lp.engine.prepare.prompt_text import TOO_LONG, PromptText, require_unicode
 from fastdeploy_lp.engine.tokenizer import REASON as NO_TOKENIZER
-from fastdeploy_lp.engine.tokenizer import Tokenizer, UnencodableTextError
+from fastdeploy_lp.engine.tokenizer import TOO_LONG, PromptText, Tokenizer, UnencodableTextError, require_unicode
 from fastdeploy_lp.guided_decoding.grammar import Grammar, grammar_of
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, Selection
-from fastdeploy_lp.logits_processor.arguments.imposed import NOTHING_IMPOSED, Imposed
+from fastdeploy_lp.logits_processor.arguments.request import NOTHING_IMPOSED, Imposed
 from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
-from fastdeploy_lp.request.limits import MAX_BAD_WORD_LISTS
+from fastdeploy_lp.request.limits import MAX_BAD_WORD_LISTS, MAX_CARRIED_VALUES
 from fastdeploy_lp.request.phase import NO_PARTS, Parts, PhaseError, phase_of
 from fastdeploy_lp.request.pooling_params import TOKEN_EMBED, PoolingParams
 from fastdeploy_lp.request.sampling_params import MAX_SEED, SamplingParams, SettledParams
@@ -37,6 +35,9 @@ SENT_APART = (
     "guided_decoding",
 )
 SENT_FIELDS = tuple(name for name in SamplingParams.__struct_fields__ if name not in SENT_APART)
+# A word is at least one list of tokens.
+LISTS = ("bad_words", "bad_words_token_ids", "allowed_token_ids", "stop_token_ids", "stop", "prediction")
+ARGUMENTS = ("logit_bias", "logits_processors_args", "extra_args", "logits_processors")
 
 
 @dataclass(frozen=True)
@@ -399,3 +400,30 @@ class InputProcessor:
         size = self._config.vocab_size
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
             raise InvalidRequestError(param, f"{token!r} is no token id; allowed are 0 to {size - 1}")
+
+
+def require_few_values(params: SamplingParams, num_prompts: int) -> None:
+    """Raises InvalidRequestError if lists and arguments, times prompts, times `n`, exceed the worker's limit."""
+    sequences = num_prompts * params.n
+    counts = {name: count for name in (*LISTS, *ARGUMENTS) if (count := num_values(getattr(params, name)))}
+    each = sum(counts.values())
+    # The limits of a request body bound the values of one sequence.
+    if sequences <= 1 or each * sequences <= MAX_CARRIED_VALUES:
+        return
+    largest = max(counts, key=counts.__getitem__)
+    fields = ", ".join(sorted(counts, key=counts.__getitem__, reverse=True))
+    raise InvalidRequestError(
+        largest,
+        f"{fields} have {each} values, which {sequences} sequences ({num_prompts} prompts, n = {params.n}) carry each; "
+        f"all of them together may carry {MAX_CARRIED_VALUES}",
+    )
+
+
+def num_values(value: Any) -> int:
+    """Returns the number of entries of a list or object, nested ones included; 0 for anything else."""
+    count, level = 0, [value]
+    while level:
+        inside = [each for each in level if isinstance(each, (list, dict))]
+        count += sum(map(len, inside))
+        level = [each for one in inside for each in (one.values() if isinstance(one, dict) else one)]
+    return count

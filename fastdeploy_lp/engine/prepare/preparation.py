@@ -1,30 +1,182 @@
-"""Preparation of requests before they reach a worker."""
+"""Preparation of requests before they reach a worker: checks, late values, sizes of answers, threads for large ones."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.config.speculation import NGRAM
-from fastdeploy_lp.engine.errors import InvalidRequestError, ProcessorUnavailableError
+from fastdeploy_lp.engine.errors import (
+    InvalidRequestError,
+    ProcessorUnavailableError,
+    QueueFullError,
+    RequestFailedError,
+    discreet,
+)
 from fastdeploy_lp.engine.helpers.args_validator import args_validator, served_tokenizer
 from fastdeploy_lp.engine.helpers.grammar_checker import GrammarChecker, GrammarProcesses
-from fastdeploy_lp.engine.helpers.host_threads import HostThreads, Run, run_here
-from fastdeploy_lp.engine.helpers.preparer import Preparer
+from fastdeploy_lp.engine.helpers.preparer import PreparationFailedError, Preparer
 from fastdeploy_lp.engine.helpers.template_sandbox import TemplateSandbox
 from fastdeploy_lp.engine.helpers.trials import Trials, UnsendableError
-from fastdeploy_lp.engine.helpers.turns import MAX_WAITING
+from fastdeploy_lp.engine.helpers.turns import MAX_WAITING, Turns
 from fastdeploy_lp.engine.message_parser import MessageParsers
-from fastdeploy_lp.engine.prepare.input_processor import InputProcessor, Prompt, Settled
-from fastdeploy_lp.engine.prepare.late_values import LateValues
-from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsError, Selection
-from fastdeploy_lp.logits_processor.arguments.imposed import NOTHING_IMPOSED, Imposed
-from fastdeploy_lp.logits_processor.chain.author_threads import NotInTimeError
+from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, InputProcessor, Prompt, Settled
+from fastdeploy_lp.logits_processor import DeclaredProcessor, PrepareRequest, RequestArgsError, Selection
+from fastdeploy_lp.logits_processor.arguments.request import NOTHING_IMPOSED, Imposed
+from fastdeploy_lp.logits_processor.chain.author_threads import NotInTimeError, switch_threads_quickly
+from fastdeploy_lp.logits_processor.late_values import HOLD, SKIP, LateValue
+from fastdeploy_lp.request.limits import MAX_POOLED_NUMBERS, MAX_PROMPT_LOGPROBS
+from fastdeploy_lp.request.pooling_params import TOKEN_EMBED
 from fastdeploy_lp.request.sampling_params import SamplingParams
+
+THREADS = 2
+# Bytes of a token id, rank and logprob together, and of one number.
+LOGPROB_BYTES = 12
+NUMBER_BYTES = 4
+
+_NO_VALUE = object()
+Result = TypeVar("Result")
+
+
+class Run(Protocol):
+    """Runs a piece of work inline (`run_here`) or in a thread (`HostThreads.run`)."""
+
+    async def __call__(self, work: Callable[[], Result]) -> Result:
+        """Returns the result of the work; raises what it raises."""
+
+
+async def run_here(work: Callable[[], Result]) -> Result:
+    """Runs work that is too small for a thread, and returns its result."""
+    return work()
+
+
+class HostThreads:
+    """Runs work in threads, so that the event loop stays free.
+
+    Clients take turns, and work whose caller is cancelled before it begins is dropped. Running work keeps its thread
+    until it returns: callers bound it beforehand. most: limit of waiting pieces of work.
+    """
+
+    def __init__(self, most: int = MAX_WAITING) -> None:
+        self._turns = Turns(THREADS, "threads that prepare large requests", most)
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="host-work")
+
+    async def run(self, work: Callable[[], Result], client: str = "") -> Result:
+        """Returns the result of the work; raises what it raises, and QueueFullError when too many callers wait."""
+        switch_threads_quickly()
+        await self._turns.take(client)
+        loop = asyncio.get_running_loop()
+
+        def ended(_: Future[Result]) -> None:
+            # The loop may be closed by now; then no caller waits for a turn.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._turns.give_back)
+
+        running = self._threads.submit(copy_context().run, work)
+        running.add_done_callback(ended)
+        return await asyncio.wrap_future(running)
+
+    def of(self, client: str) -> Run:
+        """Returns `run` bound to a client."""
+        return _RunForClient(self, client)
+
+    def close(self) -> None:
+        """Releases the threads without waiting for running work."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class _RunForClient:
+    """`HostThreads.run` bound to a client."""
+
+    threads: HostThreads
+    client: str
+
+    async def __call__(self, work: Callable[[], Result]) -> Result:
+        """Returns the result of the work; raises what it raises."""
+        return await self.threads.run(work, self.client)
+
+
+class LateValues:
+    """Adds the values that a request's processors find for it to its selection."""
+
+    def __init__(self, declared: Sequence[DeclaredProcessor], preparer: Preparer) -> None:
+        self._preparing = [(each, each.late_value) for each in declared if each.late_value is not None]
+        self._preparer = preparer
+
+    @property
+    def idle(self) -> bool:
+        """True if no processor has a `prepare`."""
+        return not self._preparing
+
+    def start(self) -> None:
+        """Starts the process of the calls if any processor has a `prepare`."""
+        if self._preparing:
+            self._preparer.start()
+
+    async def add(self, selection: Selection, prompt: Prompt) -> Selection:
+        """Returns the selection of a prompt with the values, and without processors that are left out for lack of one.
+
+        Raises ProcessorUnavailableError for a value that comes too late, RequestFailedError for one that cannot be
+        found, and QueueFullError while too many requests wait for values.
+        """
+        wanted = [(each, late) for each, late in self._preparing if each.is_used_by(selection.in_shadow())]
+        if not wanted:
+            return selection
+        tasks = [asyncio.ensure_future(self._value(each, late, selection, prompt)) for each, late in wanted]
+        try:
+            await asyncio.gather(*tasks)
+        except RequestFailedError as error:
+            raise discreet(error, selection.secret) from None
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        found = {each.name: task.result() for (each, _), task in zip(wanted, tasks, strict=True)}
+        for name, value in found.items():
+            if value is _NO_VALUE:
+                selection = selection.without(name)
+        prepared = {name: value for name, value in found.items() if value is not _NO_VALUE}
+        return msgspec.structs.replace(selection, prepared=prepared)
+
+    async def close(self) -> None:
+        """Ends the process of the calls."""
+        await self._preparer.close()
+
+    async def _value(self, processor: DeclaredProcessor, late: LateValue, selection: Selection, prompt: Prompt) -> Any:
+        """Returns a processor's value, `_NO_VALUE` if the request runs without the processor."""
+        args = dict(selection.in_shadow().args_for(processor.name))
+        name = f"logits processor {processor.name}"
+        optional = not (processor.mandatory or processor.name in selection.imposed)
+        in_shadow = processor.name in selection.shadow and processor.name not in selection.imposed
+        skips = in_shadow or (late.late == SKIP and optional)
+        error: RequestFailedError
+        try:
+            # The start of the process is no part of the call.
+            await self._preparer.ready()
+            call = self._preparer.value(processor.name, PrepareRequest(args, prompt.text, prompt.token_ids))
+            return await asyncio.wait_for(call, None if late.late == HOLD else late.timeout)
+        except asyncio.TimeoutError:
+            error = ProcessorUnavailableError(f"{name}: its prepare took longer than {late.timeout:g} s")
+        except PreparationFailedError as failed:
+            error = RequestFailedError(f"{name}: its prepare failed: {failed}")
+        except QueueFullError:
+            if not skips:
+                raise
+            return _NO_VALUE
+        if skips:
+            return _NO_VALUE
+        raise error
 
 
 class RequestPreparation:
@@ -130,3 +282,26 @@ def _require_few_tokens(params: SamplingParams, most: int | None) -> None:
     if most is not None and params.max_tokens is not None and params.max_tokens > most:
         reason = f"{params.max_tokens} is too many: this client's requests may have {most} in each completion"
         raise InvalidRequestError("max_tokens", reason)
+
+
+def prompt_logprobs_bytes(requests: Sequence[EngineRequest], field: str) -> int:
+    """Returns the bytes of the prompts' logprobs; raises InvalidRequestError for `field` if there are too many."""
+    count = sum(
+        len(each.prompt.token_ids) * (each.settled.params.prompt_logprobs + 1)
+        for each in requests
+        if each.settled.params.prompt_logprobs is not None
+    )
+    if count > MAX_PROMPT_LOGPROBS:
+        reason = f"the prompts' tokens times one more than the logprobs of each are {count}"
+        raise InvalidRequestError(field, f"{reason}; at most {MAX_PROMPT_LOGPROBS} are allowed")
+    return count * LOGPROB_BYTES
+
+
+def token_vectors_bytes(requests: Sequence[EngineRequest], hidden_size: int) -> int:
+    """Returns the bytes of the vectors of all tokens; raises InvalidRequestError if there are too many."""
+    pooled = [(each.prompt, each.settled.pooling) for each in requests]
+    tokens = sum(len(each.token_ids) for each, params in pooled if params is not None and params.task == TOKEN_EMBED)
+    if tokens * hidden_size > MAX_POOLED_NUMBERS:
+        reason = f"vectors of {tokens} tokens with {hidden_size} numbers each are too many to answer with"
+        raise InvalidRequestError("task", f"{reason}; at most {MAX_POOLED_NUMBERS} numbers are allowed")
+    return tokens * hidden_size * NUMBER_BYTES

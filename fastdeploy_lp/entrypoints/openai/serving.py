@@ -13,15 +13,15 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from fastdeploy_lp.engine.client.engine import Engine
+from fastdeploy_lp.engine.client.engine_requests import Pace
 from fastdeploy_lp.engine.errors import InvalidRequestError, RequestTimeoutError
-from fastdeploy_lp.engine.helpers.host_threads import Run, run_here
-from fastdeploy_lp.engine.pace import Pace
 from fastdeploy_lp.engine.prepare.input_processor import Prompt, Settled
+from fastdeploy_lp.engine.prepare.preparation import Run, run_here
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
 from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest
 from fastdeploy_lp.entrypoints.openai.protocol.usage import CompletionTokensDetails, PromptTokensDetails, Usage
-from fastdeploy_lp.logits_processor.arguments.imposed import NOTHING_IMPOSED, Imposed
+from fastdeploy_lp.logits_processor.arguments.request import NOTHING_IMPOSED, Imposed
 from fastdeploy_lp.request.limits import MAX_PROMPTS
 from fastdeploy_lp.request.outputs import NO_DRAFTS, DraftedTokens, StopCause
 from fastdeploy_lp.request.sampling_params import SamplingParams

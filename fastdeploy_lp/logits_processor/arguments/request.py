@@ -1,24 +1,26 @@
-"""Check of a request's use of logits processors against the declared ones, in the API process."""
+"""A request's use of logits processors: its check against the declared ones, and the operator's part of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from fastdeploy_lp.logits_processor.arguments.drawing import require_one_draw
-from fastdeploy_lp.logits_processor.arguments.flat import Entering, FlatArgs, FlatArgsReader, unwatched
-from fastdeploy_lp.logits_processor.arguments.imposed import Imposed
-from fastdeploy_lp.logits_processor.arguments.named import (
+from fastdeploy_lp.logits_processor.arguments.forms import (
     NAMED,
+    Entering,
+    FlatArgs,
+    FlatArgsReader,
     MandatoryOrder,
     NamedEntry,
     RequestedPlace,
     named_entries,
+    require_sendable,
+    settled_args,
+    unwatched,
 )
-from fastdeploy_lp.logits_processor.arguments.values import require_sendable, settled_args
-from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.declared import DeclaredProcessor, Selection
 from fastdeploy_lp.logits_processor.dialects.base import ModelFacts
 from fastdeploy_lp.logits_processor.errors import (
     LogitsProcessorSpecError,
@@ -28,7 +30,7 @@ from fastdeploy_lp.logits_processor.errors import (
     printed,
 )
 from fastdeploy_lp.logits_processor.registry import load_brought
-from fastdeploy_lp.logits_processor.selection import Selection
+from fastdeploy_lp.logits_processor.stages import DRAW
 from fastdeploy_lp.logits_processor.token_arguments import PHRASES, VOCAB_SIZE, Encode, PhraseEncoder
 from fastdeploy_lp.model_tokenizer import ModelTokenizer
 from fastdeploy_lp.request.phase import NO_PARTS, Parts, Phase, PhaseError, phase_of
@@ -36,6 +38,86 @@ from fastdeploy_lp.request.sampling_params import SamplingParams
 from fastdeploy_lp.request.suggestion import did_you_mean
 
 SHADOW = "logits_processors_shadow"
+
+
+class Imposed(msgspec.Struct, frozen=True):
+    """Processors that the operator sets for a request, and processors that do not exist for its client.
+
+    forced: arguments by name of processors that run whatever the request asks for. default: arguments by name of
+    processors that run unless the request names processors or passes one of their arguments; one that draws also yields
+    to the request's own. withheld: names of processors that the request cannot use. max_tokens: at most this many
+    tokens for each completion. brought: SPECs by name of processors that exist for this client only, which has uploaded
+    them.
+
+    Arguments are those of a validated `Selection`.
+    """
+
+    forced: dict[str, dict[str, Any]] = {}
+    default: dict[str, dict[str, Any]] = {}
+    withheld: tuple[str, ...] = ()
+    max_tokens: int | None = None
+    brought: dict[str, str] = {}
+
+    @property
+    def secret(self) -> tuple[str, ...]:
+        """Names that do not exist for the client."""
+        return tuple(sorted({*self.withheld, *self.forced}))
+
+    def on(self, selection: Selection, declared: Sequence[DeclaredProcessor]) -> Selection:
+        """Returns a selection, validated without the secret processors, with the imposed ones.
+
+        An imposed processor runs after all of the request's processors that are declared before it.
+        """
+        imposed = dict(self.forced)
+        if selection.named is None:
+            drawn = any(each.draws_for(selection) for each in declared)
+            imposed |= {
+                each.name: self.default[each.name]
+                for each in declared
+                if each.name in self.default
+                and not any(map(each.takes, selection.flat))
+                and not (drawn and each.stage == DRAW)
+            }
+        if not imposed and not self.secret:
+            return selection
+        names = [each.name for each in declared]
+        order = selection.order
+        if order is not None:
+            order = _with_imposed(order, [name for name in names if name in imposed], names)
+        return msgspec.structs.replace(selection, imposed=imposed, secret=self.secret, order=order)
+
+
+NOTHING_IMPOSED = Imposed()
+
+
+def _with_imposed(order: Sequence[str], imposed: Sequence[str], declared: Sequence[str]) -> tuple[str, ...]:
+    places: Mapping[str, int] = {name: place for place, name in enumerate(declared)}
+    found = [name for name in order if name not in imposed]
+    for name in imposed:
+        # Uploads run before, so that they cannot undo an imposed processor.
+        before = [place for place, other in enumerate(found) if places.get(other, -1) < places[name]]
+        found.insert(before[-1] + 1 if before else 0, name)
+    return tuple(found)
+
+
+def require_one_draw(
+    declared: Sequence[DeclaredProcessor],
+    selection: Selection,
+    path_of: Callable[[DeclaredProcessor, Selection], str | None] = lambda processor, selection: None,  # noqa: ARG005
+) -> None:
+    """Raises RequestArgsError if several processors would draw the request's tokens.
+
+    path_of: returns the JSON path of a processor in the request. The error names only processors that exist for the
+    client.
+    """
+    drawing = [processor for processor in declared if processor.draws_for(selection)]
+    if len(drawing) < 2:
+        return
+    known = [processor for processor in drawing if processor.name not in selection.secret]
+    path = path_of(known[-1], selection) if known else None
+    names = " and ".join(processor.name for processor in known) or "the operator's processors"
+    together = " together" if len(known) != 1 else ""
+    raise RequestArgsError(path, f"{names} cannot be used{together}: only one processor can draw a request's tokens")
 
 
 class RequestArgsValidator:
@@ -253,7 +335,7 @@ class RequestArgsValidator:
 
     def _ask_processors(self, params: SamplingParams, selection: Selection, paths: _Paths, entering: Entering) -> None:
         for processor in self._declared.values():
-            if not self._reaches(processor, selection):
+            if not processor.checks_requests or not self._reaches(processor, selection):
                 continue
             seen = msgspec.structs.replace(params, extra_args=dict(selection.args_for(processor.name)) or None)
             path = paths.of(processor, selection)

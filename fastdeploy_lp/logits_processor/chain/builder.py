@@ -15,11 +15,10 @@ from fastdeploy_lp.logits_processor.chain.author_threads import AuthorCall
 from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
 from fastdeploy_lp.logits_processor.chain.groups import ChainGroups, Order
 from fastdeploy_lp.logits_processor.chain.shadow import ShadowChain
-from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.declared import DeclaredProcessor, Selection
 from fastdeploy_lp.logits_processor.dialects.per_request import PerRequestProcessor, RowProcessor
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError, contained
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
-from fastdeploy_lp.logits_processor.selection import Selection
 
 if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig

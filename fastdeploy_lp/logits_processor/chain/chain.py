@@ -25,10 +25,9 @@ from fastdeploy_lp.logits_processor.chain.rows import applied_to_seen, put_rows,
 from fastdeploy_lp.logits_processor.chain.shadow import ShadowChain
 from fastdeploy_lp.logits_processor.chain.time_limit import FirstCalls, TimeLimit
 from fastdeploy_lp.logits_processor.chain.trace import ChainTrace, tell_it_did_not_run, tell_it_ran
-from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.declared import DeclaredProcessor, Selection
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
 from fastdeploy_lp.logits_processor.quarantine import Quarantine
-from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.stages import LOGITS
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
 from fastdeploy_lp.request.trace import FAILED, SKIPPED

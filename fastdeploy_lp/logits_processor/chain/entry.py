@@ -21,11 +21,10 @@ from fastdeploy_lp.logits_processor.chain.calls import CallRecorder
 from fastdeploy_lp.logits_processor.chain.recorded_actions import ActionRecorder, ActionTotals
 from fastdeploy_lp.logits_processor.chain.time_limit import FirstCalls, TimeLimit
 from fastdeploy_lp.logits_processor.chain.view import ProcessorView
-from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.declared import DeclaredProcessor, Selection
 from fastdeploy_lp.logits_processor.dialects.per_request import PerRequestProcessor
 from fastdeploy_lp.logits_processor.errors import contained, described, loggable, without_device_failures
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
-from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors, WrongResultError, require_same_kind
 from fastdeploy_lp.platforms import current_platform, to_device
 from fastdeploy_lp.stats import ProcessorStats

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
-from fastdeploy_lp.logits_processor.selection import Selection
+from fastdeploy_lp.logits_processor.declared import Selection
 from fastdeploy_lp.logits_processor.stages import LOGITS, Stage
 
 Order = tuple[str, ...] | None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fastdeploy_lp.logits_processor.selection import Selection
+from fastdeploy_lp.logits_processor.declared import Selection
 from fastdeploy_lp.request.phase import PhasePosition
 
 

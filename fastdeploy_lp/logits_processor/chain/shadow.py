@@ -17,9 +17,8 @@ from fastdeploy_lp.logits_processor.chain.faults import MEBIBYTE
 from fastdeploy_lp.logits_processor.chain.groups import ChainGroup
 from fastdeploy_lp.logits_processor.chain.phases import Phased
 from fastdeploy_lp.logits_processor.chain.time_limit import TimeLimit
-from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.declared import DeclaredProcessor, Selection
 from fastdeploy_lp.logits_processor.errors import DeviceMemoryError, described, loggable, printed
-from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.stages import DRAW, LOGITS
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
 from fastdeploy_lp.platforms import to_device

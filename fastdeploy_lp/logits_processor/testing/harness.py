@@ -15,10 +15,9 @@ from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor.arguments.request import RequestArgsValidator
 from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
 from fastdeploy_lp.logits_processor.chain.recorded_actions import ActionTotals, SlotActions
-from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.declared import DeclaredProcessor, Selection
 from fastdeploy_lp.logits_processor.errors import contained
 from fastdeploy_lp.logits_processor.processor_args import ReadOnlyList
-from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.sequence_state.uniform import seeded_uniform
 from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
 from fastdeploy_lp.logits_processor.stages import DRAW, FILTERED, LOGITS

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fastdeploy_lp.engine.client.completion import Completion, ReplayError
+from fastdeploy_lp.engine.client.generation import Completion, ReplayError
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.messages import TokenLogprobs
 from fastdeploy_lp.request.outputs import CompletionDelta, CompletionOutput, Logprob

@@ -15,7 +15,7 @@ from support.tiny import tiny_fd_config, write_tiny_checkpoint
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.client.engine import EngineLoad
 from fastdeploy_lp.engine.client.engine_client import EngineClient
-from fastdeploy_lp.engine.client.worker_handle import WorkerHandle
+from fastdeploy_lp.engine.client.supervisor import WorkerHandle
 from fastdeploy_lp.engine.errors import RequestFailedError
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, Prompt, Settled
 from fastdeploy_lp.logits_processor.chain.calls import Culprit

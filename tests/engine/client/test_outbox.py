@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fastdeploy_lp.engine.client.outbox import ArrivalQueue, FairQueue, Outbox
+from fastdeploy_lp.engine.client.admission import ArrivalQueue, FairQueue, Outbox
 from fastdeploy_lp.messages import AddRequest, SequenceStep
 
 LIMIT = 3

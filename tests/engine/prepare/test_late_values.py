@@ -15,7 +15,7 @@ from fastdeploy_lp.engine.errors import ProcessorUnavailableError, QueueFullErro
 from fastdeploy_lp.engine.helpers import preparer
 from fastdeploy_lp.engine.helpers.preparer import MAX_BLOCKED, Preparer
 from fastdeploy_lp.engine.prepare.input_processor import Prompt
-from fastdeploy_lp.engine.prepare.late_values import LateValues
+from fastdeploy_lp.engine.prepare.preparation import LateValues
 from fastdeploy_lp.logits_processor import LogitsProcessor, LogitsProcessorSpecError, Selection, load_processors
 
 SPECS = [f"support.preparing:{name}" for name in ("LooksUp", "Skips", "Holds")]

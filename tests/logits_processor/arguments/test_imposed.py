@@ -8,7 +8,7 @@ import pytest
 from support.masks import CHAIN
 
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, Selection, load_processors
-from fastdeploy_lp.logits_processor.arguments.imposed import Imposed
+from fastdeploy_lp.logits_processor.arguments.request import Imposed
 from fastdeploy_lp.request.sampling_params import SamplingParams
 
 DECLARED = load_processors(list(CHAIN))

@@ -29,7 +29,7 @@ from fastdeploy_lp.entrypoints.openai.policy.rule import NO_RULE, Rule
 from fastdeploy_lp.entrypoints.openai.protocol.anthropic.error import MESSAGES_PATHS
 from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest
 from fastdeploy_lp.entrypoints.playground.routes import FILES as PLAYGROUND_FILES
-from fastdeploy_lp.logits_processor.arguments.imposed import NOTHING_IMPOSED, Imposed
+from fastdeploy_lp.logits_processor.arguments.request import NOTHING_IMPOSED, Imposed
 from fastdeploy_lp.request.limits import MAX_ANSWER_BYTES
 
 logger = logging.getLogger("fastdeploy_lp.requests")

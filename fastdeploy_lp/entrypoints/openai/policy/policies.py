@@ -12,7 +12,7 @@ from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.entrypoints.openai.policy.policy_file import Chain, RuleSection, read_policy_file
 from fastdeploy_lp.entrypoints.openai.policy.rule import NO_RULE, Policy, Rule, RuleVariant
 from fastdeploy_lp.logits_processor import DeclaredProcessor, Selection
-from fastdeploy_lp.logits_processor.arguments.imposed import Imposed
+from fastdeploy_lp.logits_processor.arguments.request import Imposed
 from fastdeploy_lp.request.sampling_params import SamplingParams
 from fastdeploy_lp.request.suggestion import did_you_mean
 

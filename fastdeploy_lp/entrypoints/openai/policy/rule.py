@@ -8,7 +8,7 @@ from hashlib import sha256
 
 from fastdeploy_lp.entrypoints.openai.policy.policy_file import CONTROL
 from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest
-from fastdeploy_lp.logits_processor.arguments.imposed import NOTHING_IMPOSED, Imposed
+from fastdeploy_lp.logits_processor.arguments.request import NOTHING_IMPOSED, Imposed
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.engine.client.generation import Generation
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.message_parser import CallableTool, Message, MessageDelta, MessageParsers, ToolGrammar
-from fastdeploy_lp.engine.prepare.answer_size import prompt_logprobs_bytes
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, Prompt
+from fastdeploy_lp.engine.prepare.preparation import prompt_logprobs_bytes
 from fastdeploy_lp.engine.tokenizer import TokenEnds
 from fastdeploy_lp.entrypoints.openai.errors import CLIENT_CLOSED_REQUEST
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, Pieces, array
@@ -72,12 +72,15 @@ class MessageReader:
         self._tokenizer = engine.tokenizer
         self._request = request
         self._index = index
-        self._parser = engine.message_parsers.new(
-            tools=request.may_call_tools, parallel=request.parallel_tool_calls, reasoning=request.may_reason
-        )
+        parsers = engine.message_parsers
+        self._parser = None
+        if parsers.parts:
+            self._parser = parsers.new(
+                tools=request.may_call_tools, parallel=request.parallel_tool_calls, reasoning=request.may_reason
+            )
         skipped = request.skip_special_tokens is not False
         self._ends = TokenEnds(engine.tokenizer.decode_stream(skip_special_tokens=skipped))
-        self._reads_reasoning = engine.message_parsers.reads_reasoning
+        self._reads_reasoning = parsers.reads_reasoning
         self._unsent = CompletionOutput(index, "", [])
         # True if text deltas are content deltas, and no other output is requested.
         self.is_plain = self._parser is None and not request.return_token_ids and not request.is_traced
@@ -127,7 +130,7 @@ class MessageReader:
         message = self._read(delta.text, finished=finished)
         self._count(delta.token_ids)
         self._unsent.extend(delta)
-        if message.is_empty and not finished and self._tokenizer.handles_text:
+        if not finished and message.is_empty and self._tokenizer.handles_text:
             return None
         unsent, self._unsent = self._unsent, CompletionOutput(self._index, "", [])
         choice = ChatChunkChoice(

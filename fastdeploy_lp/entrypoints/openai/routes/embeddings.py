@@ -10,8 +10,8 @@ from fastapi.routing import APIRoute
 
 from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.engine.client.pooling import Pooling
-from fastdeploy_lp.engine.helpers.host_threads import Run
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest
+from fastdeploy_lp.engine.prepare.preparation import Run
 from fastdeploy_lp.entrypoints.openai.errors import CLIENT_CLOSED_REQUEST
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, array, of_numbers
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of

@@ -14,8 +14,8 @@ from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.engine.client.pooling import Pooling
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.engine.prepare.answer_size import token_vectors_bytes
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, Prompt
+from fastdeploy_lp.engine.prepare.preparation import token_vectors_bytes
 from fastdeploy_lp.entrypoints.io_processing import DATA, NO_PROCESSOR, IOProcessing
 from fastdeploy_lp.entrypoints.openai.errors import CLIENT_CLOSED_REQUEST
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, array, of_numbers

@@ -13,8 +13,7 @@ from fastapi import APIRouter, Request, Response
 from fastdeploy_lp.engine.chat_template import ChatOptions, for_template
 from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.engine.prepare.prompt_text import CHARACTERS_A_TOKEN, require_unicode
-from fastdeploy_lp.engine.tokenizer import UnencodableTextError
+from fastdeploy_lp.engine.tokenizer import CHARACTERS_A_TOKEN, UnencodableTextError, require_unicode
 from fastdeploy_lp.entrypoints.openai.body.shape import bounded_route
 from fastdeploy_lp.entrypoints.openai.openapi import failures
 from fastdeploy_lp.entrypoints.openai.protocol.tokenization import (

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from fastdeploy_lp.engine.client.generation import Generation
-from fastdeploy_lp.engine.client.news import News
+from fastdeploy_lp.engine.client.work import News
 from fastdeploy_lp.engine.metrics import PREFIX
 from fastdeploy_lp.entrypoints.openai.errors import describe
 from fastdeploy_lp.entrypoints.openai.listener.connections import ABORT_EXTENSION, WRITE_EXTENSION

@@ -16,7 +16,7 @@ from fastdeploy_lp.entrypoints.openai.policy.policies import Policies
 from fastdeploy_lp.entrypoints.openai.policy.rule import Rule, RuleVariant
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, Selection, load_processors
-from fastdeploy_lp.logits_processor.arguments.imposed import Imposed
+from fastdeploy_lp.logits_processor.arguments.request import Imposed
 from fastdeploy_lp.request.sampling_params import SamplingParams
 
 DECLARED = load_processors(list(CHAIN), mandatory=["VllmMask"])

@@ -25,7 +25,7 @@ from fastdeploy_lp.logits_processor import (
     Selection,
     load_processors,
 )
-from fastdeploy_lp.logits_processor.arguments.imposed import Imposed
+from fastdeploy_lp.logits_processor.arguments.request import Imposed
 from fastdeploy_lp.logits_processor.chain import brought
 from fastdeploy_lp.request.sampling_params import SamplingParams
 from fastdeploy_lp.stats import QUARANTINED

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fastdeploy_lp.engine.helpers.host_threads import THREADS, HostThreads
+from fastdeploy_lp.engine.prepare.preparation import THREADS, HostThreads
 
 SECONDS = 30.0
 

@@ -37,8 +37,7 @@ from fastdeploy_lp.worker.sampler import Sampler
 from fastdeploy_lp.worker.sampler.device_read import read_together
 from fastdeploy_lp.worker.sampler.final_rows import FinalRows
 from fastdeploy_lp.worker.sampler.shadow_draws import ShadowDraws
-from fastdeploy_lp.worker.scheduled import ScheduledChunk
-from fastdeploy_lp.worker.sequence import Sequence
+from fastdeploy_lp.worker.sequence import ScheduledChunk, Sequence
 from fastdeploy_lp.worker.slot_followers import ChainSlots, PromptFollower, SlotArrays, SlotFollowers
 from fastdeploy_lp.worker.step_trace import StepTrace, Tracing
 from fastdeploy_lp.worker.tensor_parallel.shared_model import open_model

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fastdeploy_lp.logits_processor.chain.brought import BroughtProcessors
 from fastdeploy_lp.logits_processor.chain.builder import ChainBuilder
 from fastdeploy_lp.logits_processor.chain.calls import CallKind, RunningCalls, recorders
-from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
+from fastdeploy_lp.logits_processor.chain.entry import ChainEntry, FirstCalls
 from fastdeploy_lp.logits_processor.chain.faults import ChainFaults, SlotFailure
 from fastdeploy_lp.logits_processor.chain.final_stages import FinalStages
 from fastdeploy_lp.logits_processor.chain.forced_tokens import ForcedTokens
@@ -23,7 +23,7 @@ from fastdeploy_lp.logits_processor.chain.phases import Phases
 from fastdeploy_lp.logits_processor.chain.recorded_actions import ActionTotals, SlotActions, over_limit
 from fastdeploy_lp.logits_processor.chain.rows import applied_to_seen, put_rows, take_rows
 from fastdeploy_lp.logits_processor.chain.shadow import ShadowChain
-from fastdeploy_lp.logits_processor.chain.time_limit import FirstCalls, TimeLimit
+from fastdeploy_lp.logits_processor.chain.time_limit import TimeLimit
 from fastdeploy_lp.logits_processor.chain.trace import ChainTrace, tell_it_did_not_run, tell_it_ran
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError

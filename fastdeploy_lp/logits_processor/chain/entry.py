@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.chain.calls import CallRecorder
 from fastdeploy_lp.logits_processor.chain.recorded_actions import ActionRecorder, ActionTotals
-from fastdeploy_lp.logits_processor.chain.time_limit import FirstCalls, TimeLimit
-from fastdeploy_lp.logits_processor.chain.view import ProcessorView
+from fastdeploy_lp.logits_processor.chain.time_limit import TimeLimit
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.dialects.per_request import PerRequestProcessor
 from fastdeploy_lp.logits_processor.errors import contained, described, loggable, without_device_failures
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
 from fastdeploy_lp.logits_processor.selection import Selection
+from fastdeploy_lp.logits_processor.share_inputs import ProcessorView
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors, WrongResultError, require_same_kind
 from fastdeploy_lp.platforms import current_platform, to_device
 from fastdeploy_lp.stats import ProcessorStats
@@ -41,6 +41,7 @@ Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 STATM = "/proc/self/statm"
+FIRST_STEPS = 64
 
 
 class MemoryGauge:
@@ -61,6 +62,32 @@ class MemoryGauge:
         if self._file is None:
             return 0
         return int(os.pread(self._file, 64, 0).split()[1]) * self._page
+
+
+class FirstCalls:
+    """Seconds beyond its time budget that a processor may take in its first `FIRST_STEPS` steps.
+
+    In these steps code is compiled and modules are imported. Instances that are built later share the remaining time.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds_left = seconds
+        self._steps_left = FIRST_STEPS
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds beyond the budget that are still excused."""
+        return self._seconds_left if self._steps_left > 0 else 0.0
+
+    def count_step(self) -> None:
+        """Counts a step of the processor."""
+        self._steps_left -= self._steps_left > 0
+
+    def excuse(self, excess: float) -> float:
+        """Returns the excused part of these seconds beyond the budget, and uses it up."""
+        excused = min(max(excess, 0.0), self.seconds_left)
+        self._seconds_left -= excused
+        return excused
 
 
 class OutOfService(LogitsProcessor):

@@ -42,6 +42,7 @@ Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 STATM = "/proc/self/statm"
 FIRST_STEPS = 64
+MEBIBYTE = 1 << 20
 
 
 class MemoryGauge:
@@ -132,6 +133,7 @@ class ChainEntry:
         self._recorder = recorder
         self._fd_config = fd_config
         self._budget = fd_config.structured_outputs_config.time_budget
+        self._memory_budget = fd_config.structured_outputs_config.memory_budget * MEBIBYTE
         self.first_calls = first_calls or FirstCalls(fd_config.structured_outputs_config.first_calls)
         self._limit = limit
         self.step_seconds = 0.0
@@ -139,7 +141,7 @@ class ChainEntry:
         self._asked_seconds = 0.0
         # The memory of builtins is bounded by the slots.
         bounded = self.is_builtin or declared.dialect.bounds_memory
-        watched = fd_config.structured_outputs_config.memory_budget > 0 and not bounded
+        watched = self._memory_budget > 0 and not bounded
         self._gauge = MemoryGauge() if watched else None
         # Of a device whose calls return before their work is done; its seconds of a step are known in the next one.
         self._watch = None if self.is_builtin else current_platform().watch()
@@ -151,6 +153,8 @@ class ChainEntry:
         # Slots of requests that the operator forces through it.
         self.forced: set[int] = set()
         self.actions = ActionRecorder(self._may_act_on, self, declared.output_model)
+        # A builtin that acts declares its values or its rewinds.
+        self._acts = not self.is_builtin or declared.output_model is not None or declared.max_rewind > 0
         self._totals: Mapping[int, ActionTotals] = {} if totals is None else totals
         # By slot, the most tokens that it may take back at once; only if it may take any back.
         self._max_rewind: dict[int, int] = {}
@@ -225,6 +229,11 @@ class ChainEntry:
         return bool(self.view.using) or not self.processor.only_with_args
 
     @property
+    def has_acted(self) -> bool:
+        """True if it has recorded actions in this step."""
+        return self._acts and self.actions.used
+
+    @property
     def needs_update(self) -> bool:
         """True if its state must follow the slots: also once more after the last request that used it has left."""
         return self._was_used or self.has_work
@@ -247,6 +256,11 @@ class ChainEntry:
         """Returns True if its time counts as too long; call it once a step."""
         excess = self.measured_seconds - self._budget
         return excess > 0 < self._budget and excess > self.first_calls.excuse(excess)
+
+    @property
+    def exceeds_memory(self) -> bool:
+        """True if it has taken more memory over all steps than its budget."""
+        return self.grown > self._memory_budget > 0
 
     def enter(self, slot: int, selection: Selection, *, again: bool = False) -> None:
         """Puts a request into the slot; `again` if it is counted already."""
@@ -291,7 +305,8 @@ class ChainEntry:
         """Runs the processor's `update_state`, and counts the time."""
         self.view.bind(share_inputs, stop_flags)
         self._stop_flags = stop_flags
-        self.actions.begin_update()
+        if self._acts:
+            self.actions.begin_update()
         self._was_used = bool(self.view.using)
         self.first_calls.count_step()
         self._watched(self.processor.update_state, self.view)
@@ -300,7 +315,8 @@ class ChainEntry:
 
     def apply(self, logits: Tensor) -> Tensor:
         """Returns the changed logits; raises WrongResultError for a result that violates the contract."""
-        self.actions.begin_apply()
+        if self._acts:
+            self.actions.begin_apply()
         result = self._watched(self.processor.apply, logits)
         if result is not logits:
             require_same_kind(result, logits)
@@ -311,7 +327,8 @@ class ChainEntry:
 
         Raises WrongResultError for a result that violates the contract.
         """
-        self.actions.begin_apply()
+        if self._acts:
+            self.actions.begin_apply()
         tokens: Any = self._watched(partial(self.processor.draw, logits), uniforms)
         return tokens if self.is_builtin else require_tokens(tokens, len(uniforms))
 
@@ -407,7 +424,8 @@ class ChainEntry:
             raise contained(error) from error
         finally:
             seconds = time.perf_counter() - began
-            self.actions.end()
+            if self._acts:
+                self.actions.end()
             if self._recorder is not None:
                 self._recorder.end()
             self.stats.seconds += seconds

@@ -15,10 +15,11 @@ from fastdeploy_lp.worker.sequence import Sequence
 FIRST_TOKENS = 4
 # From one step to the next, the number of prompt tokens grows at most by this factor.
 GROWTH = 2
-# Weight of the last step in the averages.
+# Weight of the last step in the averages of `StepPace`.
 WEIGHT = 0.3
+# Tokens of a step without a limit.
 UNLIMITED = sys.maxsize
-# Weight of all earlier steps, relative to that of the last one.
+# Weight of all earlier steps, relative to that of the last one, in `StepTime`.
 MEMORY = 0.97
 # Steps with about the same number of tokens do not show the cost of one more.
 LEAST_VARIANCE = 1e-4

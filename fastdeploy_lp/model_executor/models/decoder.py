@@ -34,8 +34,6 @@ from fastdeploy_lp.model_executor.ops.structs import BatchStruct, CacheStruct, L
 from fastdeploy_lp.platforms.cpu import mapped_zeros
 
 Int32Array = NDArray[np.int32]
-
-
 SWIGLU = ("silu", "swish")
 LANES = 16
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 from paddle import Tensor
 
-from fastdeploy_lp.logits_processor import SlotFailure
+from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
+from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
+from fastdeploy_lp.worker.logits_mask import LogitsMask
+from fastdeploy_lp.worker.sampler import Sampler
+from fastdeploy_lp.worker.sampler.final_rows import FinalRows
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +33,49 @@ class Stage:
 
 
 MODEL = Stage("the model", lambda logits: logits)
+
+
+@dataclass(frozen=True)
+class RowStages:
+    """The stages that a step ran on a slot's row: mask, chain, penalties and bans, and processors after the filters.
+
+    slots: of the step's rows. final: the rows on which processors run after the filters, None without any.
+    """
+
+    slot: int
+    slots: NDArray[np.int64]
+    mask: LogitsMask
+    chain: LogitsProcessorChain
+    sampler: Sampler
+    final: FinalRows | None
+
+    def failure(self, compute: Callable[[], Tensor]) -> SlotFailure:
+        """Returns a failure naming the stages that left the row without a token; reruns them.
+
+        compute: returns the model's logits [rows, vocab_size], a new tensor at each call.
+        """
+        slot, slots, final = self.slot, self.slots, self.final
+        ran = self.chain.ran_on(slot)
+        edited = [] if final is None else self.chain.final.ran_on(slot)
+        masks = [Stage(label, lambda logits: self.mask.apply(logits, slots), True) for label in self.mask.bans_in(slot)]
+        bans = self.sampler.bans_in(slot)
+        stages = [
+            *masks,
+            *(self._stage_of(entry) for entry in ran),
+            # After the chain, the mask rules out again what a processor brought back.
+            *masks,
+            Stage(" and ".join(bans), lambda logits: self.sampler.edit(logits, slots), True),
+        ]
+        if final is not None and edited:
+            edits = [Stage(_label(entry), partial(final.edit_again, entry)) for entry in edited]
+            stages += [Stage("the filters", final.filter_again, True), *edits]
+        # If the failure does not recur, the last processor is the most likely cause.
+        likely = _label([*ran, *edited][-1]) if ran or edited else None
+        return empty_row_failure(stages, compute, int(np.searchsorted(slots, slot)), likely)
+
+    def _stage_of(self, entry: ChainEntry) -> Stage:
+        by_request = entry.declared.source == "builtin" and self.slot in entry.view.using
+        return Stage(_label(entry), lambda logits: self.chain.apply_again(entry, self.slot, logits), by_request)
 
 
 @dataclass(frozen=True)
@@ -86,3 +134,7 @@ def stages_to_blame(stages: Sequence[Stage], raw: Callable[[], Tensor], row: int
         removed.append((stage, before.usable & ~after.usable))
         before = after
     return []
+
+
+def _label(entry: ChainEntry) -> str:
+    return f"logits processor {entry.name}"

@@ -19,9 +19,8 @@ from fastdeploy_lp.worker.block_manager import BlockManager
 from fastdeploy_lp.worker.kv_events import KVEvent
 from fastdeploy_lp.worker.model_runner_base import StepResult
 from fastdeploy_lp.worker.preparing import Preparing
-from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.scheduler import Scheduler
-from fastdeploy_lp.worker.sequence import NO_SLOT, Sequence
+from fastdeploy_lp.worker.sequence import NO_SLOT, ScheduledChunk, Sequence
 from fastdeploy_lp.worker.worker_base import start_worker
 
 STATS_EVERY_STEPS = 16
@@ -193,7 +192,8 @@ class EngineCore:
         """Returns the step's chunks; empty if every sequence in a slot is held while others are being prepared."""
         if self._held_up and not (len(self.preparing) or self.runner.held.have_news):
             self.runner.held.wait()
-        self.runner.held.take_news()
+        if self.runner.held.have_news:
+            self.runner.held.take_news()
         chunks = self.scheduler.schedule()
         self._held_up = not chunks
         return chunks

@@ -56,6 +56,8 @@ class GuidedDecoding(LogitsMask):
     for masks and leaves late rows out (`holds`). An error ends only its own request.
     """
 
+    only_grammars = True
+
     def __init__(self, fd_config: FDConfig, ops: RowOps, held: HeldRows) -> None:
         config, bounds = fd_config.model_config, fd_config.guided_decoding_config
         directory, ends = Path(config.directory), config.eos_token_ids

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,12 @@ NO_TOKENS: Mapping[int, Sequence[int]] = {}
 
 
 class LogitsMask(ABC):
-    """Tracks sequences in slots; a step calls `holds`, `begin`, `apply` (once or more), then `accept`."""
+    """Tracks sequences in slots; a step calls `holds`, `begin`, `apply` (once or more), then `accept`.
+
+    only_grammars: sequences without a grammar do not enter. A step without a sequence inside makes none of these calls.
+    """
+
+    only_grammars: ClassVar[bool] = False
 
     @property
     def active(self) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeGuard
 
@@ -14,19 +16,18 @@ from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
-from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
 from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
 from fastdeploy_lp.model_executor.block_copier import BlockCopier
 from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
 from fastdeploy_lp.model_executor.models.registry import CausalLM, ComputesAhead, CopiesBlocks, WarmsUp
-from fastdeploy_lp.platforms import current_platform, to_device
+from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.request.trace import MASK, MODEL
 from fastdeploy_lp.worker.block_manager import BlockTables
 from fastdeploy_lp.worker.drafters.drafter import Draft
 from fastdeploy_lp.worker.drafters.drafting import Drafting
 from fastdeploy_lp.worker.drafters.greedy_model import GreedyModel
 from fastdeploy_lp.worker.drafters.start import Parts, new_drafting
-from fastdeploy_lp.worker.empty_row import Stage, empty_row_failure
+from fastdeploy_lp.worker.empty_row import RowStages
 from fastdeploy_lp.worker.guided_decoding import GuidedDecoding
 from fastdeploy_lp.worker.logits_mask import LogitsMask
 from fastdeploy_lp.worker.model_runner_base import ModelRunnerBase, StepResult
@@ -37,14 +38,94 @@ from fastdeploy_lp.worker.sampler import Sampler
 from fastdeploy_lp.worker.sampler.device_read import read_together
 from fastdeploy_lp.worker.sampler.final_rows import FinalRows
 from fastdeploy_lp.worker.sampler.shadow_draws import ShadowDraws
-from fastdeploy_lp.worker.scheduled import ScheduledChunk
-from fastdeploy_lp.worker.sequence import Sequence
-from fastdeploy_lp.worker.slot_followers import ChainSlots, PromptFollower, SlotArrays, SlotFollowers
+from fastdeploy_lp.worker.sequence import ScheduledChunk, Sequence
+from fastdeploy_lp.worker.slot_followers import PromptFollower, SamplingFollower, SlotFollower, split_hidden
 from fastdeploy_lp.worker.step_trace import StepTrace, Tracing
 from fastdeploy_lp.worker.tensor_parallel.shared_model import open_model
-from fastdeploy_lp.worker.verified_rows import NOTHING_AHEAD, DrawnAhead, VerifiedRows
+from fastdeploy_lp.worker.verified_rows import DrawnAhead, VerifiedRows
 
 RAW, GUIDED = "raw", "guided_decoding"
+
+
+class SlotFollowers:
+    """The followers of the sequence in each slot; only those that have entered with it are called for it.
+
+    They are called in the order in which they are listed.
+    """
+
+    def __init__(self) -> None:
+        self._by_slot: dict[int, list[SlotFollower]] = {}
+        self._sampling: dict[int, list[SamplingFollower]] = {}
+        # By a follower's id, since a mask may have no hash: the slots whose sequences it follows.
+        self._slots: defaultdict[int, set[int]] = defaultdict(set)
+
+    def enter(self, sequence: Sequence, always: list[SlotFollower], sampling: list[SamplingFollower]) -> None:
+        """Registers a sequence in its slot with these followers, of which `sampling` take part in sampling."""
+        slot = sequence.slot
+        self._by_slot[slot], self._sampling[slot] = [*always, *sampling], sampling
+        for follower in self._by_slot[slot]:
+            self._slots[id(follower)].add(slot)
+            follower.enter(sequence)
+
+    def leave(self, slot: int) -> None:
+        """Clears a slot; does nothing for a slot without a sequence."""
+        self._sampling.pop(slot, None)
+        for follower in self._by_slot.pop(slot, ()):
+            self._slots[id(follower)].discard(slot)
+            follower.leave(slot)
+
+    def needs_each_token(self, slot: int) -> bool:
+        """See `SamplingFollower`."""
+        return any(follower.needs_each_token(slot) for follower in self._sampling.get(slot, ()))
+
+    def follows(self, follower: SlotFollower, slot: int) -> bool:
+        """Returns True if the follower follows the sequence in the slot."""
+        return slot in self._slots[id(follower)]
+
+    def follows_any(self, follower: SlotFollower) -> bool:
+        """Returns True if the follower follows a sequence in any slot."""
+        return bool(self._slots[id(follower)])
+
+
+@dataclass(frozen=True)
+class SlotArrays:
+    """`share_inputs` as a follower."""
+
+    share_inputs: ShareInputs
+
+    def enter(self, sequence: Sequence) -> None:
+        """See `SlotFollower`."""
+        self.share_inputs.assign(sequence)
+
+    def leave(self, slot: int) -> None:
+        """See `SlotFollower`."""
+        self.share_inputs.clear(slot)
+
+
+@dataclass(frozen=True)
+class ChainSlots:
+    """The chain, shadows included, as a follower."""
+
+    chain: LogitsProcessorChain
+
+    def enter(self, sequence: Sequence) -> None:
+        """See `SlotFollower`."""
+        self.chain.enter(
+            sequence.slot,
+            sequence.selection,
+            again=sequence.was_preempted or sequence.num_rewinds > 0,
+            client=sequence.client,
+            totals=sequence.totals,
+        )
+        sequence.max_rewind = self.chain.max_rewind(sequence.slot)
+
+    def leave(self, slot: int) -> None:
+        """See `SlotFollower`."""
+        self.chain.leave(slot)
+
+    def needs_each_token(self, slot: int) -> bool:
+        """See `SamplingFollower`."""
+        return self.chain.works_on(slot)
 
 
 class ModelRunner(ModelRunnerBase):
@@ -64,6 +145,8 @@ class ModelRunner(ModelRunnerBase):
         self._sampler = Sampler(fd_config)
         self.mask: LogitsMask = GuidedDecoding(fd_config, self._sampler.ops, self.held)
         self._pooling = PromptPooling()
+        self._arrays, self._chain_slots = SlotArrays(self.share_inputs), ChainSlots(chain)
+        self._followers = SlotFollowers()
         self.tracing = Tracing(self._sampler.ops)
         self._drafting: Drafting | None = None
         self._ahead: PassAhead | None = None
@@ -71,16 +154,29 @@ class ModelRunner(ModelRunnerBase):
         # Chunks of the present round that sample.
         self._round: list[ScheduledChunk] = []
 
-    @property
-    def followers(self) -> SlotFollowers:
-        """Everything that keeps state for the sequence in a slot; the only place that lists it."""
-        drafting = () if self._drafting is None else (self._drafting,)
-        ahead = () if self._ahead is None else (self._ahead,)
-        chain = ChainSlots(self.chain)
-        return SlotFollowers(
-            every=(SlotArrays(self.share_inputs), self._block_tables, self._pooling, *ahead),
-            sampling=(self.mask, chain, self._sampler, self._prompt_logprobs, self.tracing, *drafting),
-        )
+    def followers_of(self, sequence: Sequence) -> list[SlotFollower]:
+        """Returns what keeps state for this sequence in its slot, besides `sampling_followers_of`; listed only here."""
+        found: list[SlotFollower] = [self._arrays, self._block_tables]
+        if self._ahead is not None:
+            found.append(self._ahead)
+        if sequence.pooling is not None:
+            found.append(self._pooling)
+        return found
+
+    def sampling_followers_of(self, sequence: Sequence) -> list[SamplingFollower]:
+        """Returns the followers of this sequence that take part in sampling, of which a pooled prompt has none."""
+        if sequence.pooling is not None:
+            return []
+        found: list[SamplingFollower] = [self._chain_slots, self._sampler]
+        if sequence.grammar is not None or not self.mask.only_grammars:
+            found.insert(0, self.mask)
+        if sequence.needs_prompt_logprobs:
+            found.append(self._prompt_logprobs)
+        if sequence.params.trace is not None:
+            found.append(self.tracing)
+        if self._drafting is not None:
+            found.append(self._drafting)
+        return found
 
     def load_model(self, *, show_progress: bool = False) -> None:
         """Loads the checkpoint's weights; the model must use every tensor."""
@@ -127,15 +223,25 @@ class ModelRunner(ModelRunnerBase):
 
     def enter(self, sequence: Sequence) -> None:
         """Registers a sequence in its slot."""
-        self.followers.enter(sequence)
+        self._followers.enter(sequence, self.followers_of(sequence), self.sampling_followers_of(sequence))
 
     def leave(self, slot: int) -> None:
         """Clears a slot with its arguments and its processors' state."""
-        self.followers.leave(slot)
+        self._followers.leave(slot)
 
     def holds(self, slot: int) -> bool:
         """See `ModelRunnerBase.holds`: guided decoding may need time for a mask."""
-        return self.mask.holds(slot)
+        return self._followers.follows(self.mask, slot) and self.mask.holds(slot)
+
+    @property
+    def _masks(self) -> bool:
+        """True if the mask follows any sequence in a slot."""
+        return self._followers.follows_any(self.mask)
+
+    def _readers(self) -> list[PromptFollower]:
+        """Returns the followers that read hidden states now."""
+        parts = (self._prompt_logprobs, self._pooling)
+        return [each for each in parts if self._followers.follows_any(each) and not each.idle]
 
     @property
     def computes_ahead(self) -> bool:
@@ -146,28 +252,31 @@ class ModelRunner(ModelRunnerBase):
         """See `ModelRunnerBase.execute`."""
         sampling = [chunk for chunk in chunks if chunk.samples]
         slots = self._begin_round(sampling)
-        readers: list[PromptFollower] = [each for each in (self._prompt_logprobs, self._pooling) if not each.idle]
+        readers = self._readers()
         hidden = None if self._ahead is None else self._ahead.take(chunks)
         if hidden is not None and not readers:
             self._count_computed(chunks)
-            return self._next_tokens(partial(self._model.compute_logits, hidden), slots, self._pooling.finish(()))
+            return self._next_tokens(partial(self._model.compute_logits, hidden), slots)
         parts = [self._sequence_chunk(chunk, readers) for chunk in chunks]
         has_drafts = any(chunk.draft for chunk in sampling)
         free = [each for each in sampling if each.draft and not self._needs_each_token(each.sequence.slot)]
-        self.mask.look_ahead({chunk.sequence.slot: chunk.draft for chunk in free})
+        if has_drafts and self._masks:
+            self.mask.look_ahead({chunk.sequence.slot: chunk.draft for chunk in free})
         hidden = self._model.forward(parts)
         if readers or has_drafts:
-            hidden = _split_hidden(hidden, chunks, parts, readers)
+            hidden = split_hidden(hidden, chunks, parts, readers)
         self._count_computed(chunks)
-        pooled = self._pooling.finish(chunk.sequence.slot for chunk in chunks if chunk.pools)
+        ends = [chunk.sequence.slot for chunk in chunks if chunk.pools]
+        pooled = self._pooling.finish(ends) if ends else None
         if has_drafts:
             self._verified = VerifiedRows(self._model.compute_logits(hidden), sampling)
             ahead = self._draw_drafts(free)
             return self._next_tokens(partial(self._verified.logits, sampling), slots, pooled, ahead)
         if slots.size:
             return self._next_tokens(partial(self._model.compute_logits, hidden), slots, pooled)
-        read = read_together(pooled.tensors) if pooled.tensors else []
-        return StepResult(slots, {}, pooled=pooled.unpack(iter(read)))
+        if pooled is None:
+            return StepResult(slots, {})
+        return StepResult(slots, {}, pooled=pooled.unpack(iter(read_together(pooled.tensors))))
 
     def _count_computed(self, chunks: list[ScheduledChunk]) -> None:
         for chunk in chunks:
@@ -181,25 +290,29 @@ class ModelRunner(ModelRunnerBase):
         """See `ModelRunnerBase.verify`."""
         began = time.perf_counter()
         slots = self._begin_round(chunks)
-        result = self._next_tokens(partial(self._verified.logits, chunks), slots, self._pooling.finish(()))
+        result = self._next_tokens(partial(self._verified.logits, chunks), slots)
         if self._drafting is not None:
             self._drafting.costs.round_took(time.perf_counter() - began)
         return result
 
     def _needs_each_token(self, slot: int) -> bool:
-        return self.followers.needs_each_token(slot)
+        return self._followers.needs_each_token(slot)
 
     def _draw_drafts(self, chunks: list[ScheduledChunk]) -> DrawnAhead:
         """Draws the tokens of these chunks' drafts."""
         began = time.perf_counter()
-        drawn = self._verified.draw_ahead(chunks, self.mask.known_ahead(), self._draw_ahead)
+        known = self.mask.known_ahead() if self._masks else {}
+        drawn = self._verified.draw_ahead(chunks, known, self._draw_ahead)
         if chunks and self._drafting is not None:
             self._drafting.costs.draw_took(time.perf_counter() - began)
         return drawn
 
     def _draw_ahead(self, logits: Tensor, slots: NDArray[np.int64], places: NDArray[np.int64]) -> Tensor:
-        self.mask.apply_ahead(logits, slots)
-        return self._sampler.draw_ahead(logits, self.share_inputs, slots, places, guard=self.mask.active)
+        masks = self._masks
+        if masks:
+            self.mask.apply_ahead(logits, slots)
+        guard = masks and self.mask.active
+        return self._sampler.draw_ahead(logits, self.share_inputs, slots, places, guard=guard)
 
     def _begin_round(self, chunks: list[ScheduledChunk]) -> NDArray[np.int64]:
         """Returns the slots of the chunks, each of which samples a token; int64 [rows], ascending."""
@@ -207,7 +320,8 @@ class ModelRunner(ModelRunnerBase):
         slots = np.array([chunk.sequence.slot for chunk in chunks], np.int64)
         self.share_inputs.set_active(slots)
         if slots.size:
-            self.mask.begin(slots)
+            if self._masks:
+                self.mask.begin(slots)
             self.chain.update_state(self.share_inputs)
         return slots
 
@@ -226,49 +340,56 @@ class ModelRunner(ModelRunnerBase):
         self,
         compute: Callable[[], Tensor],
         slots: NDArray[np.int64],
-        pooled: PooledPrompts,
-        ahead: DrawnAhead = NOTHING_AHEAD,
+        pooled: PooledPrompts | None = None,
+        ahead: DrawnAhead | None = None,
     ) -> StepResult:
         """Returns a token for each row of the model's logits [rows, vocab_size], through chain and sampler.
 
         compute: returns these logits, a new tensor at each call. ahead: tokens that may follow.
         """
-        trace = self.tracing.begin(slots)
+        masks = self._masks
+        trace = self.tracing.begin(slots) if self._followers.follows_any(self.tracing) else None
         logits = self._process(compute, slots, trace)
         final = self._final_rows(trace)
         shadows = self._shadow_draws(logits, slots)
         # A row with NaN or only -inf yields -1; a mask may also leave no token.
-        guard = self.mask.active or self.chain.needs_guard()
-        prompts = self._prompt_logprobs.finish(slots.tolist())
+        guard = (masks and self.mask.active) or self.chain.needs_guard()
+        reads_prompts = self._followers.follows_any(self._prompt_logprobs)
+        prompts = self._prompt_logprobs.finish(slots.tolist()) if reads_prompts else None
         sampled = self._sampler(
             logits,
             self.share_inputs,
             slots,
             guard=guard,
             final=final,
-            also_read=[*ahead.tensors, *prompts.tensors, *pooled.tensors],
+            also_read=[tensor for each in (ahead, prompts, pooled) if each is not None for tensor in each.tensors],
             watchers=[watcher for watcher in (trace, shadows) if watcher is not None],
             meanwhile=self._compute_ahead if any(chunk.goes_ahead for chunk in self._round) else None,
         )
         read = iter(sampled.also)
-        further = ahead.unpack(read)
-        self.mask.accept(slots, sampled.tokens, further)
-        impossible = {slot: SlotFailure(reason, by_request=True) for slot, reason in self.mask.failures.items()}
-        failures = {**impossible, **self.chain.failures}
+        further = {} if ahead is None else ahead.unpack(read)
+        failures = dict(self.chain.failures)
+        completed = overrun = frozenset[int]()
+        if masks:
+            self.mask.accept(slots, sampled.tokens, further)
+            completed, overrun = frozenset(self.mask.completed), frozenset(self.mask.overrun)
+            impossible = {slot: SlotFailure(reason, by_request=True) for slot, reason in self.mask.failures.items()}
+            failures = impossible | failures
         for row in np.flatnonzero(sampled.tokens < 0).tolist():
             # After a sequence's last token, nothing need be left.
             slot = int(slots[row])
-            if self._round[row].sequence.finish_reason is None and slot not in self.mask.overrun:
-                failures.setdefault(slot, self._nothing_is_left(slot, compute, slots, final))
+            if self._round[row].sequence.finish_reason is None and slot not in overrun:
+                stages = RowStages(slot, slots, self.mask, self.chain, self._sampler, final)
+                failures.setdefault(slot, stages.failure(compute))
         self._record(slots, sampled.tokens, further)
         return StepResult(
             sampled.tokens,
             failures,
             logprobs={int(slots[row]): found for row, found in sampled.logprobs.items()},
-            prompt_logprobs=prompts.unpack(read),
-            pooled=pooled.unpack(read),
-            completed=frozenset(self.mask.completed),
-            overrun=frozenset(self.mask.overrun),
+            prompt_logprobs={} if prompts is None else prompts.unpack(read),
+            pooled={} if pooled is None else pooled.unpack(read),
+            completed=completed,
+            overrun=overrun,
             traces={} if trace is None else trace.stages,
             shadows={} if shadows is None else shadows.tokens,
             actions=self.chain.take_actions(failures),
@@ -290,7 +411,7 @@ class ModelRunner(ModelRunnerBase):
         """Returns the logits [rows, vocab_size] to draw from: the model's through mask, chain, mask again."""
 
         def raw_logits() -> Tensor:
-            return self.mask.apply(compute(), slots)
+            return self._masked(compute(), slots)
 
         raw = raw_logits() if trace is None else self._traced_raw_logits(compute, slots, trace)
         self._sampler.capture(raw, slots)
@@ -300,9 +421,10 @@ class ModelRunner(ModelRunnerBase):
             trace.start_clock()
         # A processor must not bring back a token that the mask rules out.
         if self.chain.ran():
-            logits = self.mask.apply(logits, slots)
+            logits = self._masked(logits, slots)
         if trace is not None:
-            trace.keep(GUIDED, MASK, logits, [slot for slot in self._masked(trace) if trace.was_processed(slot)])
+            processed = [slot for slot in self._traced_with_mask(trace) if trace.was_processed(slot)]
+            trace.keep(GUIDED, MASK, logits, processed)
         return logits
 
     def _traced_raw_logits(self, compute: Callable[[], Tensor], slots: NDArray[np.int64], trace: StepTrace) -> Tensor:
@@ -310,80 +432,34 @@ class ModelRunner(ModelRunnerBase):
         trace.start_clock()
         logits = compute()
         trace.keep(RAW, MODEL, logits)
-        logits = self.mask.apply(logits, slots)
-        trace.keep(GUIDED, MASK, logits, self._masked(trace))
+        logits = self._masked(logits, slots)
+        trace.keep(GUIDED, MASK, logits, self._traced_with_mask(trace))
         return logits
 
-    def _masked(self, trace: StepTrace) -> list[int]:
+    def _masked(self, logits: Tensor, slots: NDArray[np.int64]) -> Tensor:
+        return self.mask.apply(logits, slots) if self._masks else logits
+
+    def _traced_with_mask(self, trace: StepTrace) -> list[int]:
         return [slot for slot in trace.slots if self.mask.bans_in(slot)]
 
     def _final_rows(self, trace: StepTrace | None) -> FinalRows | None:
         """Returns the rows on which processors run after the filters; None without any."""
-        if not self.chain.final.is_used:
+        if not self.chain.uses_final:
             return None
         skips = self.fd_config.structured_outputs_config.on_error == "skip"
         return FinalRows(self._sampler.ops, self.chain.final, trace, skips_faults=skips)
 
     def _shadow_draws(self, logits: Tensor, slots: NDArray[np.int64]) -> ShadowDraws | None:
         """Runs the shadow processors on copies of the chain's logits; returns None without any."""
-        if not self.chain.shadows.has_work:
+        if not self.chain.uses_shadows:
             return None
         all_greedy = self._sampler.takes_the_most_likely(self.share_inputs, slots)
         step = self.chain.shadows.apply(logits, slots, all_greedy=all_greedy)
         for result in step.results:
-            if result.logits is not None:
+            if result.logits is not None and self._masks:
                 self.mask.apply_to_copies(result.logits, result.rows)
         return ShadowDraws(self._sampler.ops, self.chain.shadows, step, slots, self.chain.final.slots)
-
-    def _nothing_is_left(
-        self, slot: int, compute: Callable[[], Tensor], slots: NDArray[np.int64], final: FinalRows | None
-    ) -> SlotFailure:
-        """Returns a failure naming the stages that left the slot's row without a token; reruns them."""
-        ran = self.chain.ran_on(slot)
-        edited = [] if final is None else self.chain.final.ran_on(slot)
-        masks = [Stage(label, lambda logits: self.mask.apply(logits, slots), True) for label in self.mask.bans_in(slot)]
-        bans = self._sampler.bans_in(slot)
-        stages = [
-            *masks,
-            *(self._stage_of(entry, slot) for entry in ran),
-            # After the chain, the mask rules out again what a processor brought back.
-            *masks,
-            Stage(" and ".join(bans), lambda logits: self._sampler.edit(logits, slots), True),
-        ]
-        if final is not None and edited:
-            edits = [Stage(_label(entry), partial(final.edit_again, entry)) for entry in edited]
-            stages += [Stage("the filters", final.filter_again, True), *edits]
-        # If the failure does not recur, the last processor is the most likely cause.
-        likely = _label([*ran, *edited][-1]) if ran or edited else None
-        row = int(np.searchsorted(slots, slot))
-        return empty_row_failure(stages, compute, row, likely)
-
-    def _stage_of(self, entry: ChainEntry, slot: int) -> Stage:
-        by_request = entry.declared.source == "builtin" and slot in entry.view.using
-        return Stage(_label(entry), lambda logits: self.chain.apply_again(entry, slot, logits), by_request)
-
-
-def _label(entry: ChainEntry) -> str:
-    return f"logits processor {entry.name}"
 
 
 def _computes_ahead(model: CausalLM) -> TypeGuard[ComputesAhead]:
     return isinstance(model, ComputesAhead) and model.computes_ahead
-
-
-def _split_hidden(
-    hidden: Tensor, chunks: list[ScheduledChunk], parts: list[SequenceChunk], readers: list[PromptFollower]
-) -> Tensor:
-    """Passes rows of `hidden` to their readers; returns the hidden states [rows, hidden_size] to sample from."""
-    ends = np.cumsum([part.num_outputs for part in parts])
-    for chunk, part, end in zip(chunks, parts, ends.tolist(), strict=True):
-        slot = chunk.sequence.slot
-        for reader in readers:
-            if part.num_outputs and reader.wants(slot):
-                reader.take(slot, hidden[end - part.num_outputs : end])
-    sampling = [
-        np.arange(end - 1 - len(chunk.draft), end) for chunk, end in zip(chunks, ends, strict=True) if chunk.samples
-    ]
-    if not sampling or sum(map(len, sampling)) == len(hidden):
-        return hidden
-    return paddle.gather(hidden, to_device(np.concatenate(sampling)))

@@ -16,8 +16,7 @@ from fastdeploy_lp.messages import PackedLogprobs, ShadowTokens, StageTrace, Tok
 from fastdeploy_lp.model_executor.block_copier import BlockCopier
 from fastdeploy_lp.worker.drafters.drafter import Draft
 from fastdeploy_lp.worker.held_rows import HeldRows
-from fastdeploy_lp.worker.scheduled import ScheduledChunk
-from fastdeploy_lp.worker.sequence import Sequence
+from fastdeploy_lp.worker.sequence import ScheduledChunk, Sequence
 
 
 @dataclass(frozen=True)

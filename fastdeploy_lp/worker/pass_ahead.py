@@ -16,7 +16,7 @@ from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
 from fastdeploy_lp.model_executor.models.registry import ComputesAhead
 from fastdeploy_lp.platforms import to_device
 from fastdeploy_lp.worker.block_manager import BlockTables
-from fastdeploy_lp.worker.scheduled import ScheduledChunk
+from fastdeploy_lp.worker.sequence import ScheduledChunk
 from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
 UNKNOWN = np.zeros(1, np.int64)

@@ -14,8 +14,7 @@ from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.request.limits import MAX_LOGPROBS
 from fastdeploy_lp.request.sampling_params import SettledParams
 from fastdeploy_lp.worker.model_runner_base import ModelRunnerBase
-from fastdeploy_lp.worker.scheduled import ScheduledChunk
-from fastdeploy_lp.worker.sequence import Sequence
+from fastdeploy_lp.worker.sequence import ScheduledChunk, Sequence
 from fastdeploy_lp.worker.worker import Worker
 
 # The null block, and one block for all writes while memory is measured.

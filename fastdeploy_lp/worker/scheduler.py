@@ -14,13 +14,10 @@ from fastdeploy_lp.config import SchedulerConfig
 from fastdeploy_lp.logits_processor.chain.recorded_actions import Rewind
 from fastdeploy_lp.stats import ProcessorStats
 from fastdeploy_lp.worker.block_manager import BlockManager
-from fastdeploy_lp.worker.client_turns import ClientTurns
 from fastdeploy_lp.worker.drafters.drafter import Draft
-from fastdeploy_lp.worker.prompt_budget import FairPromptBudget, PromptBudget, StepPace
-from fastdeploy_lp.worker.scheduled import ScheduledChunk
-from fastdeploy_lp.worker.sequence import NO_SLOT, Sequence
+from fastdeploy_lp.worker.fairness import ClientTurns, FairPromptBudget, PromptBudget, StepPace, UploadPace
+from fastdeploy_lp.worker.sequence import NO_SLOT, ScheduledChunk, Sequence
 from fastdeploy_lp.worker.slot_followers import SlotFollower
-from fastdeploy_lp.worker.upload_pace import UploadPace
 
 _by_slot = attrgetter("sequence.slot")
 

@@ -1,7 +1,8 @@
-"""A running or waiting sequence in the worker."""
+"""A running or waiting sequence in the worker, and its chunk of a step."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -10,18 +11,58 @@ import msgspec
 from fastdeploy_lp.logits_processor import Selection
 from fastdeploy_lp.logits_processor.chain.recorded_actions import ActionTotals, Rewind
 from fastdeploy_lp.logits_processor.processor_args import ReadOnlyList
-from fastdeploy_lp.messages import AddRequest
+from fastdeploy_lp.messages import AddRequest, PackedLogprobs, SequenceStep, StageTrace
 from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
 from fastdeploy_lp.request.limits import MAX_REWIND
 from fastdeploy_lp.request.outputs import ProcessorStop
 from fastdeploy_lp.request.phase import Phase
 from fastdeploy_lp.request.sampling_params import SamplingParams
+from fastdeploy_lp.request.trace import PROCESSOR, TOOK_BACK
 from fastdeploy_lp.worker.prompt_pooling import POOLINGS
-from fastdeploy_lp.worker.withheld import WithheldSteps
 
 NO_SLOT = -1
 # Budget tokens per prompt token with logprobs. Measured: its logits and top tokens cost about as much as a small model.
 LOGPROBS_COST = 2
+
+
+class WithheldSteps:
+    """The latest steps of a sequence, oldest first, which are sent once nothing can take their tokens back.
+
+    Each has one token; len: their number. What a step says beyond its token is taken back with it, except the prompt's
+    log probabilities, and the rewinds to its place in a trace: the next step has them.
+    """
+
+    def __init__(self) -> None:
+        self._steps: deque[SequenceStep] = deque()
+        self._prompt_logprobs: PackedLogprobs | None = None
+        self._rewinds: list[StageTrace] = []
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def add(self, step: SequenceStep) -> None:
+        """Adds the sequence's next step."""
+        if self._prompt_logprobs is not None:
+            step.prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
+        if step.trace is not None:
+            step.trace[0][:0] = self._rewinds
+        self._rewinds = []
+        self._steps.append(step)
+
+    def take_back(self, count: int, names: Collection[str]) -> None:
+        """Drops the last `count` steps, which must be there, for the processors of these names."""
+        dropped = [self._steps.pop() for _ in range(count)][::-1]
+        for step in dropped:
+            self._prompt_logprobs = step.prompt_logprobs or self._prompt_logprobs
+        if dropped and dropped[0].trace is not None:
+            tokens = [token for step in dropped for token in step.token_ids]
+            earlier = [stage for stage in dropped[0].trace[0] if stage.status == TOOK_BACK]
+            later = [StageTrace(name, PROCESSOR, TOOK_BACK, 0.0, None, tokens) for name in names]
+            self._rewinds = [*earlier, *later]
+
+    def release(self, keep: int = 0) -> list[SequenceStep]:
+        """Removes and returns all steps but the last `keep`."""
+        return [self._steps.popleft() for _ in range(len(self._steps) - keep)]
 
 
 @dataclass(slots=True)
@@ -191,3 +232,34 @@ class Sequence:
     def complete(self) -> None:
         """Sets the finish reason "stop": the grammar is complete. This takes precedence over "length"."""
         self.finish_reason = "stop"
+
+
+@dataclass(slots=True)
+class ScheduledChunk:
+    """Tokens `start` … `start + num_tokens - 1` of a sequence; `start` is its `num_computed` at creation.
+
+    `samples` is True if they reach the sequence's last token, so that a new one is sampled; `pools` if they do in a
+    pooled prompt, which then ends. `cost` is the number of tokens charged to the step's budget.
+    `draft` are tokens of the kind `draft_kind` that may follow; the step computes them, too, and `accepted` of them
+    were sampled. `goes_ahead` is True if the next token has its place in a block and may be computed before the host
+    knows it. `over` is True once processors have taken back tokens of the sequence: it continues in a later step.
+    """
+
+    sequence: Sequence
+    num_tokens: int
+    draft: list[int] = field(default_factory=list)
+    draft_kind: str = ""
+    accepted: int = 0
+    over: bool = False
+    goes_ahead: bool = False
+    start: int = field(init=False)
+    cost: int = field(init=False)
+    samples: bool = field(init=False)
+    pools: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start = self.sequence.num_computed
+        self.cost = 1 if self.num_tokens == 1 else self.num_tokens * self.sequence.prompt_token_cost
+        reaches_end = self.start + self.num_tokens == self.sequence.num_tokens
+        self.pools = reaches_end and self.sequence.pooling is not None
+        self.samples = reaches_end and not self.pools

@@ -1,15 +1,18 @@
-"""Followers of the slots: the parts of a step that keep state for the sequence in each slot."""
+"""Interfaces of what follows sequences through slots, and the rows of hidden states that prompts' followers read."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+import paddle
 from paddle import Tensor
 
-from fastdeploy_lp.logits_processor import LogitsProcessorChain
-from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
-from fastdeploy_lp.worker.sequence import Sequence
+from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
+from fastdeploy_lp.platforms import to_device
+from fastdeploy_lp.worker.sequence import ScheduledChunk
+from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
 
 class SlotFollower(Protocol):
@@ -18,7 +21,7 @@ class SlotFollower(Protocol):
     For a rewind it leaves its slot, and enters it at once with fewer output tokens.
     """
 
-    def enter(self, sequence: Sequence) -> None:
+    def enter(self, sequence: WorkerSequence) -> None:
         """Registers a sequence in `sequence.slot`."""
 
     def leave(self, slot: int) -> None:
@@ -49,70 +52,19 @@ class PromptFollower(SlotFollower, Protocol):
         """Takes hidden states [tokens, hidden_size] of the slot's chunk: every token's if wanted, else the last."""
 
 
-@dataclass(frozen=True)
-class SlotFollowers:
-    """Followers, notified in this order; itself a follower.
-
-    every: follow all sequences. sampling: follow sequences that generate tokens, which pooled prompts do not.
-    """
-
-    every: tuple[SlotFollower, ...]
-    sampling: tuple[SamplingFollower, ...]
-
-    def enter(self, sequence: Sequence) -> None:
-        """See `SlotFollower`."""
-        for follower in self.every:
-            follower.enter(sequence)
-        if sequence.pooling is None:
-            for follower in self.sampling:
-                follower.enter(sequence)
-
-    def needs_each_token(self, slot: int) -> bool:
-        """See `SamplingFollower`."""
-        return any(follower.needs_each_token(slot) for follower in self.sampling)
-
-    def leave(self, slot: int) -> None:
-        """See `SlotFollower`."""
-        for follower in (*self.every, *self.sampling):
-            follower.leave(slot)
-
-
-@dataclass(frozen=True)
-class SlotArrays:
-    """`share_inputs` as a follower."""
-
-    share_inputs: ShareInputs
-
-    def enter(self, sequence: Sequence) -> None:
-        """See `SlotFollower`."""
-        self.share_inputs.assign(sequence)
-
-    def leave(self, slot: int) -> None:
-        """See `SlotFollower`."""
-        self.share_inputs.clear(slot)
-
-
-@dataclass(frozen=True)
-class ChainSlots:
-    """The chain, shadows included, as a follower."""
-
-    chain: LogitsProcessorChain
-
-    def enter(self, sequence: Sequence) -> None:
-        """See `SlotFollower`."""
-        self.chain.enter(
-            sequence.slot,
-            sequence.selection,
-            again=sequence.was_preempted or sequence.num_rewinds > 0,
-            client=sequence.client,
-            totals=sequence.totals,
-        )
-        sequence.max_rewind = self.chain.max_rewind(sequence.slot)
-
-    def leave(self, slot: int) -> None:
-        """See `SlotFollower`."""
-        self.chain.leave(slot)
-
-    def needs_each_token(self, slot: int) -> bool:
-        """See `SamplingFollower`."""
-        return self.chain.works_on(slot)
+def split_hidden(
+    hidden: Tensor, chunks: Sequence[ScheduledChunk], parts: Sequence[SequenceChunk], readers: Sequence[PromptFollower]
+) -> Tensor:
+    """Passes rows of `hidden` to their readers; returns the hidden states [rows, hidden_size] to sample from."""
+    ends = np.cumsum([part.num_outputs for part in parts])
+    for chunk, part, end in zip(chunks, parts, ends.tolist(), strict=True):
+        slot = chunk.sequence.slot
+        for reader in readers:
+            if part.num_outputs and reader.wants(slot):
+                reader.take(slot, hidden[end - part.num_outputs : end])
+    sampling = [
+        np.arange(end - 1 - len(chunk.draft), end) for chunk, end in zip(chunks, ends, strict=True) if chunk.samples
+    ]
+    if not sampling or sum(map(len, sampling)) == len(hidden):
+        return hidden
+    return paddle.gather(hidden, to_device(np.concatenate(sampling)))

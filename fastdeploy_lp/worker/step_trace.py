@@ -18,8 +18,7 @@ from fastdeploy_lp.messages import StageNumbers, StageTrace
 from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, RowOps
 from fastdeploy_lp.platforms import to_device
 from fastdeploy_lp.request.trace import PENALTIES, PROCESSOR, RAN, SAMPLING, TraceParams
-from fastdeploy_lp.worker.sampler.chain_tail import ChainTail
-from fastdeploy_lp.worker.sampler.draw_watcher import DrawWatcher
+from fastdeploy_lp.worker.sampler.draw_watcher import DrawWatcher, FieldEdits
 from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
 FILTERED, FINAL = "filtered", "final"
@@ -148,7 +147,7 @@ class StepTrace(ChainTrace, DrawWatcher):
         for slot in slots:
             self._told[slot].append(_Stage(name, PROCESSOR, status, 0.0, None))
 
-    def edited(self, logits: Tensor, slots: Int64s, tail: ChainTail) -> None:  # noqa: ARG002 - slots of this step
+    def edited(self, logits: Tensor, slots: Int64s, tail: FieldEdits) -> None:  # noqa: ARG002 - slots of this step
         """Copies the rows that penalties and bans change."""
         self.keep(PENALTIES, PENALTIES, logits, [slot for slot in self._rows if tail.works_on(slot)])
 

@@ -13,7 +13,7 @@ from paddle import Tensor
 
 from fastdeploy_lp.config.speculation import MAX_DRAFT
 from fastdeploy_lp.logits_processor.chain.rows import take_rows
-from fastdeploy_lp.worker.scheduled import ScheduledChunk
+from fastdeploy_lp.worker.sequence import ScheduledChunk
 
 
 @dataclass(frozen=True)

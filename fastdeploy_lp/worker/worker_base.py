@@ -14,8 +14,7 @@ from fastdeploy_lp.plugins import load_class
 from fastdeploy_lp.worker.drafters.drafter import Draft
 from fastdeploy_lp.worker.kv_cache_spec import KVCacheSpec
 from fastdeploy_lp.worker.model_runner_base import ModelRunnerBase, StepResult
-from fastdeploy_lp.worker.scheduled import ScheduledChunk
-from fastdeploy_lp.worker.sequence import Sequence
+from fastdeploy_lp.worker.sequence import ScheduledChunk, Sequence
 
 logger = logging.getLogger(__name__)
 

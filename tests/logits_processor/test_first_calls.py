@@ -11,7 +11,7 @@ from support.outcomes import engine_with, run, using
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessor
-from fastdeploy_lp.logits_processor.chain.time_limit import FIRST_STEPS, FirstCalls
+from fastdeploy_lp.logits_processor.chain.entry import FIRST_STEPS, FirstCalls
 
 
 class Compiles(LogitsProcessor):

@@ -18,7 +18,7 @@ from support.decoders import Setting, Shape, compiled_decoder
 from support.tiles import passes_on
 
 from fastdeploy_lp.model_executor.decoder_weights import FloatArray, LinearWeights
-from fastdeploy_lp.model_executor.models.compiled_decoder import CompiledDecoder
+from fastdeploy_lp.model_executor.models.decoder import CompiledDecoder
 from fastdeploy_lp.model_executor.ops.build import compile_library
 from fastdeploy_lp.model_executor.ops.packed_weight import PackedWeight, WeightFormat
 from fastdeploy_lp.model_executor.ops.tiles import TileUnit

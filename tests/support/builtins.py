@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessor, ProcessorArgs, Selection
-from fastdeploy_lp.logits_processor.chain.view import ProcessorView
-from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
+from fastdeploy_lp.logits_processor.share_inputs import ProcessorView, ShareInputs
 from fastdeploy_lp.worker.sequence import Sequence
 from support.sequences import sequence
 from support.tiny import tiny_fd_config

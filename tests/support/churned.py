@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessor, ProcessorArgs
-from fastdeploy_lp.logits_processor.chain.view import ProcessorView
-from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
+from fastdeploy_lp.logits_processor.share_inputs import ProcessorView, ShareInputs
 from support.sequences import sequence
 from support.tiny import tiny_fd_config
 

@@ -22,8 +22,7 @@ from fastdeploy_lp.config import (
 from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights, FloatArray, LayerWeights, LinearWeights
 from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
-from fastdeploy_lp.model_executor.models.compiled_decoder import CompiledDecoder
-from fastdeploy_lp.model_executor.models.decoder import Executor
+from fastdeploy_lp.model_executor.models.decoder import CompiledDecoder, Executor
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.models.paddle_decoder import PaddleDecoder
 from fastdeploy_lp.model_executor.ops import compiled_ops

@@ -15,8 +15,7 @@ from fastdeploy_lp.checkpoint.files import read_model_files
 from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
 from fastdeploy_lp.model_executor.loader.weights import open_weights
-from fastdeploy_lp.model_executor.models.compiled_decoder import CompiledDecoder
-from fastdeploy_lp.model_executor.models.decoder import DecoderForCausalLM, Executor
+from fastdeploy_lp.model_executor.models.decoder import CompiledDecoder, DecoderForCausalLM, Executor
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.models.paddle_decoder import PaddleDecoder
 from fastdeploy_lp.model_executor.models.registry import model_class

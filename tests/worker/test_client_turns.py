@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.sequences import request, run_to_end, sequence, tiny_engine
 
 from fastdeploy_lp.messages import SequenceStep
-from fastdeploy_lp.worker.client_turns import ClientTurns, StepTime
+from fastdeploy_lp.worker.fairness import ClientTurns, StepTime
 
 FIXED, ROW = 0.010, 0.003
 SHARE = 0.5

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastdeploy_lp.worker.block_manager import ROOT, PrefixCache, block_hash, published_hash
 from fastdeploy_lp.worker.kv_events import BlockRemoved, BlockStored
-from fastdeploy_lp.worker.prefix_cache import ROOT, PrefixCache, block_hash, published_hash
 
 tokens = st.lists(st.integers(0, 2**31), max_size=8)
 A, B, C = (block_hash(ROOT, [number]) for number in (1, 2, 3))
@@ -24,7 +24,7 @@ def test_blocks_have_the_same_hash_only_with_the_same_tokens_behind_the_same_par
 
 def test_another_process_gives_the_same_hash() -> None:
     program = (
-        "from fastdeploy_lp.worker.prefix_cache import ROOT, block_hash; "
+        "from fastdeploy_lp.worker.block_manager import ROOT, block_hash; "
         "print(block_hash(block_hash(ROOT, [1, 2]), [3, 2**40]).hex())"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -13,7 +13,7 @@ from fastdeploy_lp.config import SchedulerConfig
 from fastdeploy_lp.logits_processor import ProcessorStats, Selection
 from fastdeploy_lp.worker.block_manager import BlockManager
 from fastdeploy_lp.worker.drafters.drafter import Draft
-from fastdeploy_lp.worker.prompt_budget import FIRST_TOKENS, StepPace
+from fastdeploy_lp.worker.fairness import FIRST_TOKENS, StepPace
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.scheduler import Scheduler
 from fastdeploy_lp.worker.sequence import NO_SLOT, Sequence

@@ -1,4 +1,4 @@
-"""What follows a sequence through its slot is in one list, and only what a pooled prompt needs follows one."""
+"""What follows a sequence through its slot is in one list, and only what a sequence needs follows it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from numpy.typing import NDArray
 from paddle import Tensor
 from support.sequences import request, run_to_end, sequence, tiny_engine
 
+from fastdeploy_lp.worker.block_manager import BlockTables
 from fastdeploy_lp.worker.logits_mask import LogitsMask
-from fastdeploy_lp.worker.model_runner import ModelRunner
+from fastdeploy_lp.worker.model_runner import ChainSlots, ModelRunner, SlotArrays, SlotFollowers
+from fastdeploy_lp.worker.sampler import Sampler
 from fastdeploy_lp.worker.sequence import Sequence
-from fastdeploy_lp.worker.slot_followers import ChainSlots, SlotArrays, SlotFollowers
+from fastdeploy_lp.worker.slot_followers import SlotFollower
 
 
-@dataclass
+@dataclass(eq=False)
 class Noted:
     """Notes what it is told."""
 
@@ -26,6 +28,9 @@ class Noted:
 
     def leave(self, slot: int) -> None:
         self.calls.append(("leave", slot))
+
+    def needs_each_token(self, slot: int) -> bool:
+        return True
 
 
 class NotingMask(LogitsMask):
@@ -50,28 +55,54 @@ def runner() -> ModelRunner:
     return made
 
 
-def test_a_pooled_prompt_is_followed_by_nothing_that_samples() -> None:
+def test_only_followers_that_entered_with_a_sequence_are_called_for_it() -> None:
     every, sampling = Noted(), Noted()
-    followers = SlotFollowers((every,), (sampling,))
-    pooled = sequence([1, 2], slot=2)
-    pooled.pooling = "mean"
-    followers.enter(pooled)
-    followers.enter(sequence([1], slot=1))
-    followers.leave(1)
-    followers.leave(2)
+    followers = SlotFollowers()
+    followers.enter(sequence([1, 2], slot=2), [every], [])
+    followers.enter(sequence([1], slot=1), [every], [sampling])
+    assert followers.follows_any(sampling)
+    assert (followers.follows(sampling, 1), followers.follows(sampling, 2)) == (True, False)
+    assert (followers.needs_each_token(1), followers.needs_each_token(2)) == (True, False)
+    for slot in (1, 2, 2, 3):
+        followers.leave(slot)
+    assert not followers.follows_any(sampling)
+    assert not followers.follows_any(every)
     assert every.calls == [("enter", 2), ("enter", 1), ("leave", 1), ("leave", 2)]
-    assert sampling.calls == [("enter", 1), ("leave", 1), ("leave", 2)]
+    assert sampling.calls == [("enter", 1), ("leave", 1)]
+
+
+def followers_of(made: ModelRunner, entering: Sequence) -> list[SlotFollower]:
+    return [*made.followers_of(entering), *made.sampling_followers_of(entering)]
+
+
+def test_a_pooled_prompt_is_followed_by_nothing_that_samples() -> None:
+    made, pooled = runner(), sequence([1, 2], slot=2)
+    pooled.pooling = "mean"
+    assert made.sampling_followers_of(pooled) == []
+    assert made._pooling in made.followers_of(pooled)
+
+
+def test_a_sequence_without_options_is_followed_by_slot_arrays_block_tables_chain_and_sampler_alone() -> None:
+    made = runner()
+    found = followers_of(made, sequence([1], slot=1))
+    assert {type(each) for each in found} == {SlotArrays, BlockTables, ChainSlots, Sampler}
 
 
 def test_every_part_of_the_runner_that_can_be_entered_is_in_the_list() -> None:
     made = runner()
-    listed = {id(each) for each in (*made.followers.every, *made.followers.sampling)}
-    parts = [part for part in vars(made).values() if hasattr(part, "enter") and hasattr(part, "leave")]
-    assert len(parts) >= 6
+    pooled = sequence([1, 2], slot=2)
+    pooled.pooling = "mean"
+    options = sequence([1], slot=1, prompt_logprobs=1, logits_processors_trace=True)
+    options.grammar = "start: /a/"
+    listed = {id(each) for entering in (pooled, options) for each in followers_of(made, entering)}
+    parts = [
+        part
+        for name, part in vars(made).items()
+        if name != "_followers" and hasattr(part, "enter") and hasattr(part, "leave")
+    ]
+    assert len(parts) >= 8
     for part in parts:
         assert id(part) in listed or part is made.chain, part
-    wrapped = {type(each) for each in (*made.followers.every, *made.followers.sampling)}
-    assert {ChainSlots, SlotArrays} <= wrapped
 
 
 def test_a_mask_that_replaces_another_is_the_one_that_follows() -> None:

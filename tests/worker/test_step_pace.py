@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastdeploy_lp.worker.prompt_budget import FIRST_TOKENS, StepPace
+from fastdeploy_lp.worker.fairness import FIRST_TOKENS, StepPace
 
 BUDGET = 512
 

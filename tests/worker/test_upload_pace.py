@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.sequences import sequence
 
 from fastdeploy_lp.logits_processor import ProcessorStats, Selection
-from fastdeploy_lp.worker.upload_pace import UploadPace
+from fastdeploy_lp.worker.fairness import UploadPace
 
 SHARE = 0.05
 STEP = 0.010

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fastdeploy_lp.logits_processor.chain.brought import BroughtProcessors
 from fastdeploy_lp.logits_processor.chain.builder import ChainBuilder
 from fastdeploy_lp.logits_processor.chain.calls import CallKind, RunningCalls, recorders
-from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
+from fastdeploy_lp.logits_processor.chain.entry import ChainEntry, FirstCalls
 from fastdeploy_lp.logits_processor.chain.faults import ChainFaults, SlotFailure
 from fastdeploy_lp.logits_processor.chain.final_stages import FinalStages
 from fastdeploy_lp.logits_processor.chain.forced_tokens import ForcedTokens
@@ -23,7 +23,7 @@ from fastdeploy_lp.logits_processor.chain.phases import Phases
 from fastdeploy_lp.logits_processor.chain.recorded_actions import ActionTotals, SlotActions, over_limit
 from fastdeploy_lp.logits_processor.chain.rows import applied_to_seen, put_rows, take_rows
 from fastdeploy_lp.logits_processor.chain.shadow import ShadowChain
-from fastdeploy_lp.logits_processor.chain.time_limit import FirstCalls, TimeLimit
+from fastdeploy_lp.logits_processor.chain.time_limit import TimeLimit
 from fastdeploy_lp.logits_processor.chain.trace import ChainTrace, tell_it_did_not_run, tell_it_ran
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor, Selection
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
@@ -40,6 +40,13 @@ if TYPE_CHECKING:
 
 
 BREAK_OFF_FACTOR = 10.0
+
+
+class _Follower(Protocol):
+    """A part of the chain with state for some requests in slots."""
+
+    def leave(self, slot: int) -> None:
+        """Clears a slot; does nothing for a slot without state."""
 
 
 class LogitsProcessorChain:
@@ -75,6 +82,8 @@ class LogitsProcessorChain:
         self._has_final = any(each.stage != LOGITS for each in declared)
         self._phases = Phases(lambda token: fd_config.tokenizer.token_bytes(token), self._phase_changed)
         self._group_of: dict[int, ChainGroup] = {}
+        # By slot, what follows its request because of an option that few requests have.
+        self._followers: dict[int, set[_Follower]] = {}
         self._refused: dict[int, SlotFailure] = {}
         if quarantine is not None:
             quarantine.apply_to(self.stats)
@@ -104,6 +113,16 @@ class LogitsProcessorChain:
         return invariant | self.shadows.argmax_invariant
 
     @property
+    def uses_final(self) -> bool:
+        """True if a processor after the filters is meant for a request of this step."""
+        return self._has_final and self.final.is_used
+
+    @property
+    def uses_shadows(self) -> bool:
+        """True if a processor in shadow needs an update in this step."""
+        return bool(self.shadows.built) and self.shadows.has_work
+
+    @property
     def failures(self) -> Mapping[int, SlotFailure]:
         """This step: the slots whose requests must end, and why."""
         return self._faults.failures
@@ -123,7 +142,10 @@ class LogitsProcessorChain:
         """
         self._clients[slot] = client
         self._totals[slot] = totals or ActionTotals()
-        self.shadows.enter(slot, selection, again=again)
+        followers = self._followers[slot] = set[_Follower]()
+        if selection.shadow:
+            self.shadows.enter(slot, selection, again=again)
+            followers.add(self.shadows)
         order = self.builder.order_of(selection)
         group = self._groups.get(order)
         try:
@@ -139,24 +161,26 @@ class LogitsProcessorChain:
         if selection.when:
             places = [(entry.name, entry) for entry in group.entries]
             self._phases.enter(slot, selection, [*places, *self.shadows.places_of(selection)])
-        self.forced.enter(slot, group.entries)
+            followers.add(self._phases)
+        self._ask_forced(slot)
 
     def leave(self, slot: int) -> None:
         """Removes the request from the slot."""
         self._refused.pop(slot, None)
         self._clients.pop(slot, None)
         self._totals.pop(slot, None)
-        self.shadows.leave(slot)
-        self.forced.leave(slot)
-        self._phases.leave(slot)
+        for follower in self._followers.pop(slot, ()):
+            follower.leave(slot)
         group = self._group_of.pop(slot, None)
         if group is not None:
             group.leave(slot)
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         """Lets every processor that has work read the slots; called once before each step that samples."""
-        self._phases.follow(share_inputs)
-        self._faults.begin(self._refused)
+        if self._phases.requests:
+            self._phases.follow(share_inputs)
+        if self._refused or self._faults.failures or self._faults.left_out:
+            self._faults.begin(self._refused)
         self._ran, self._skipped = set(), set()
         if self._actions:
             self._actions = {}
@@ -176,7 +200,7 @@ class LogitsProcessorChain:
                     self._guarded_update(group, entry, share_inputs)
         if self._has_final:
             self.final.begin(self._live)
-        if self.shadows.has_work:
+        if self.uses_shadows:
             self.shadows.update_state(share_inputs)
 
     def apply(
@@ -272,8 +296,9 @@ class LogitsProcessorChain:
 
     def _bring(self, selection: Selection) -> None:
         """Declares the processors that a request brings; raises LogitsProcessorSpecError for one that is gone."""
-        for declared in self._brought.declare(selection.brought):
-            self.stats.setdefault(declared.name, ProcessorStats(declared.name))
+        if selection.brought:
+            for declared in self._brought.declare(selection.brought):
+                self.stats.setdefault(declared.name, ProcessorStats(declared.name))
 
     def _drop_unused(self, names: Collection[str]) -> set[str]:
         """Forgets the processors that no request uses; returns the others."""
@@ -367,7 +392,13 @@ class LogitsProcessorChain:
 
     def _phase_changed(self, slot: int) -> None:
         self.forced.leave(slot)
-        self.forced.enter(slot, self._group_of[slot].entries)
+        self._ask_forced(slot)
+
+    def _ask_forced(self, slot: int) -> None:
+        entries = self._group_of[slot].entries
+        if any(entry.forces_tokens for entry in entries):
+            self.forced.enter(slot, entries)
+            self._followers[slot].add(self.forced)
 
     def _blame(self, group: ChainGroup, entry: ChainEntry, error: Exception) -> None:
         self._faults.processor_failed(group, entry, error)
@@ -380,7 +411,8 @@ class LogitsProcessorChain:
         for group in self._live:
             for entry in group.entries:
                 # Entries that run after the filters are counted there.
-                if (entry.has_work or entry.actions.used) and not self.final.works_in_step(entry):
+                counted_later = self._has_final and self.final.works_in_step(entry)
+                if (entry.has_work or entry.has_acted) and not counted_later:
                     self._count(group, entry)
         for name in self._skipped:
             self.stats[name].skipped_greedy += 1
@@ -389,10 +421,13 @@ class LogitsProcessorChain:
         """Counts an entry's step, and keeps its actions."""
         if entry in self._ran or entry in self.final.ran:
             entry.stats.rows += group.count_rows(entry)
-        if entry.actions.used and entry not in self._faults.left_out:
+        if entry.has_acted and entry not in self._faults.left_out:
             self._keep_actions(entry)
         if entry.has_work and entry not in self._faults.left_out:
-            self._faults.check_budgets(entry)
+            if entry.exceeds_budget():
+                self._faults.too_slow(entry)
+            if entry.exceeds_memory:
+                self._faults.too_large(entry)
 
     def _keep_actions(self, entry: ChainEntry) -> None:
         """Keeps the actions of a processor that has not failed; an unusable one is a fault for its request alone."""

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.chain.calls import CallRecorder
 from fastdeploy_lp.logits_processor.chain.recorded_actions import ActionRecorder, ActionTotals
-from fastdeploy_lp.logits_processor.chain.time_limit import FirstCalls, TimeLimit
-from fastdeploy_lp.logits_processor.chain.view import ProcessorView
+from fastdeploy_lp.logits_processor.chain.time_limit import TimeLimit
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor, Selection
 from fastdeploy_lp.logits_processor.dialects.per_request import PerRequestProcessor
 from fastdeploy_lp.logits_processor.errors import contained, described, loggable, without_device_failures
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
+from fastdeploy_lp.logits_processor.share_inputs import ProcessorView
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors, WrongResultError, require_same_kind
 from fastdeploy_lp.platforms import current_platform, to_device
 from fastdeploy_lp.stats import ProcessorStats
@@ -40,6 +40,8 @@ Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 STATM = "/proc/self/statm"
+FIRST_STEPS = 64
+MEBIBYTE = 1 << 20
 
 
 class MemoryGauge:
@@ -60,6 +62,32 @@ class MemoryGauge:
         if self._file is None:
             return 0
         return int(os.pread(self._file, 64, 0).split()[1]) * self._page
+
+
+class FirstCalls:
+    """Seconds beyond its time budget that a processor may take in its first `FIRST_STEPS` steps.
+
+    In these steps code is compiled and modules are imported. Instances that are built later share the remaining time.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds_left = seconds
+        self._steps_left = FIRST_STEPS
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds beyond the budget that are still excused."""
+        return self._seconds_left if self._steps_left > 0 else 0.0
+
+    def count_step(self) -> None:
+        """Counts a step of the processor."""
+        self._steps_left -= self._steps_left > 0
+
+    def excuse(self, excess: float) -> float:
+        """Returns the excused part of these seconds beyond the budget, and uses it up."""
+        excused = min(max(excess, 0.0), self.seconds_left)
+        self._seconds_left -= excused
+        return excused
 
 
 class OutOfService(LogitsProcessor):
@@ -104,6 +132,7 @@ class ChainEntry:
         self._recorder = recorder
         self._fd_config = fd_config
         self._budget = fd_config.structured_outputs_config.time_budget
+        self._memory_budget = fd_config.structured_outputs_config.memory_budget * MEBIBYTE
         self.first_calls = first_calls or FirstCalls(fd_config.structured_outputs_config.first_calls)
         self._limit = limit
         self.step_seconds = 0.0
@@ -111,7 +140,7 @@ class ChainEntry:
         self._asked_seconds = 0.0
         # The memory of builtins is bounded by the slots.
         bounded = self.is_builtin or declared.dialect.bounds_memory
-        watched = fd_config.structured_outputs_config.memory_budget > 0 and not bounded
+        watched = self._memory_budget > 0 and not bounded
         self._gauge = MemoryGauge() if watched else None
         # Of a device whose calls return before their work is done; its seconds of a step are known in the next one.
         self._watch = None if self.is_builtin else current_platform().watch()
@@ -123,6 +152,8 @@ class ChainEntry:
         # Slots of requests that the operator forces through it.
         self.forced: set[int] = set()
         self.actions = ActionRecorder(self._may_act_on, self, declared.output_model)
+        # A builtin that acts declares its values or its rewinds.
+        self._acts = not self.is_builtin or declared.output_model is not None or declared.max_rewind > 0
         self._totals: Mapping[int, ActionTotals] = {} if totals is None else totals
         # By slot, the most tokens that it may take back at once; only if it may take any back.
         self._max_rewind: dict[int, int] = {}
@@ -197,6 +228,11 @@ class ChainEntry:
         return bool(self.view.using) or not self.processor.only_with_args
 
     @property
+    def has_acted(self) -> bool:
+        """True if it has recorded actions in this step."""
+        return self._acts and self.actions.used
+
+    @property
     def needs_update(self) -> bool:
         """True if its state must follow the slots: also once more after the last request that used it has left."""
         return self._was_used or self.has_work
@@ -219,6 +255,11 @@ class ChainEntry:
         """Returns True if its time counts as too long; call it once a step."""
         excess = self.measured_seconds - self._budget
         return excess > 0 < self._budget and excess > self.first_calls.excuse(excess)
+
+    @property
+    def exceeds_memory(self) -> bool:
+        """True if it has taken more memory over all steps than its budget."""
+        return self.grown > self._memory_budget > 0
 
     def enter(self, slot: int, selection: Selection, *, again: bool = False) -> None:
         """Puts a request into the slot; `again` if it is counted already."""
@@ -263,7 +304,8 @@ class ChainEntry:
         """Runs the processor's `update_state`, and counts the time."""
         self.view.bind(share_inputs, stop_flags)
         self._stop_flags = stop_flags
-        self.actions.begin_update()
+        if self._acts:
+            self.actions.begin_update()
         self._was_used = bool(self.view.using)
         self.first_calls.count_step()
         self._watched(self.processor.update_state, self.view)
@@ -272,7 +314,8 @@ class ChainEntry:
 
     def apply(self, logits: Tensor) -> Tensor:
         """Returns the changed logits; raises WrongResultError for a result that violates the contract."""
-        self.actions.begin_apply()
+        if self._acts:
+            self.actions.begin_apply()
         result = self._watched(self.processor.apply, logits)
         if result is not logits:
             require_same_kind(result, logits)
@@ -283,7 +326,8 @@ class ChainEntry:
 
         Raises WrongResultError for a result that violates the contract.
         """
-        self.actions.begin_apply()
+        if self._acts:
+            self.actions.begin_apply()
         tokens: Any = self._watched(partial(self.processor.draw, logits), uniforms)
         return tokens if self.is_builtin else require_tokens(tokens, len(uniforms))
 
@@ -379,7 +423,8 @@ class ChainEntry:
             raise contained(error) from error
         finally:
             seconds = time.perf_counter() - began
-            self.actions.end()
+            if self._acts:
+                self.actions.end()
             if self._recorder is not None:
                 self._recorder.end()
             self.stats.seconds += seconds

@@ -10,15 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from fastdeploy_lp.config import StructuredOutputsConfig
-from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
+from fastdeploy_lp.logits_processor.chain.entry import MEBIBYTE, ChainEntry
 from fastdeploy_lp.logits_processor.chain.groups import ChainGroup
 from fastdeploy_lp.logits_processor.errors import DeviceMemoryError, described, loggable, printed
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
 from fastdeploy_lp.stats import OK, QUARANTINED
 
 logger = logging.getLogger(__name__)
-
-MEBIBYTE = 1 << 20
 
 
 class ChainAbortedError(RuntimeError):
@@ -65,7 +63,6 @@ class ChainFaults:
 
     def __init__(self, policy: StructuredOutputsConfig, clients: Mapping[int, str]) -> None:
         self._policy = policy
-        self._memory_budget = policy.memory_budget * MEBIBYTE
         self._clients = clients
         self._since_reset: defaultdict[str, _FaultCount] = defaultdict(_FaultCount)
         self.failures: dict[int, SlotFailure] = {}
@@ -126,21 +123,22 @@ class ChainFaults:
             message = f"logits processor {entry.name} is in quarantine after repeated faults: {entry.stats.last_error}"
             self.failures.setdefault(slot, SlotFailure(message, quarantined=True))
 
-    def check_budgets(self, entry: ChainEntry) -> None:
-        """Checks at the end of a step the processor's time in this step and its memory over all steps."""
-        if entry.exceeds_budget():
-            entry.stats.slow_steps += 1
-            reason = f"it took {entry.measured_seconds:.3f} s of a step, its budget is {self._policy.time_budget:g} s"
-            logger.warning("logits processor %s: %s", entry.name, reason)
-            # A slow step delays every request of the batch, whichever request made it slow.
-            self._count_towards_quarantine(entry, reason, frozenset())
-        if entry.grown > self._memory_budget > 0:
-            grown, budget = entry.grown / MEBIBYTE, self._policy.memory_budget
-            # At once: unlike a slow step, lost memory is not recovered by itself.
-            self._quarantine(entry, f"it has taken {grown:.0f} MiB of memory, its budget is {budget} MiB")
-            # A rebuild frees the state; a processor that cannot be rebuilt stays in quarantine with its old instance.
-            with suppress(RuntimeError):
-                entry.rebuild()
+    def too_slow(self, entry: ChainEntry) -> None:
+        """Handles a step in which a processor has exceeded its time budget."""
+        entry.stats.slow_steps += 1
+        reason = f"it took {entry.measured_seconds:.3f} s of a step, its budget is {self._policy.time_budget:g} s"
+        logger.warning("logits processor %s: %s", entry.name, reason)
+        # A slow step delays every request of the batch, whichever request made it slow.
+        self._count_towards_quarantine(entry, reason, frozenset())
+
+    def too_large(self, entry: ChainEntry) -> None:
+        """Puts a processor into quarantine that has taken more memory over all steps than its budget."""
+        grown, budget = entry.grown / MEBIBYTE, self._policy.memory_budget
+        # At once: unlike a slow step, lost memory is not recovered by itself.
+        self._quarantine(entry, f"it has taken {grown:.0f} MiB of memory, its budget is {budget} MiB")
+        # A rebuild frees the state; a processor that cannot be rebuilt stays in quarantine with its old instance.
+        with suppress(RuntimeError):
+            entry.rebuild()
 
     def forget(self, name: str) -> None:
         """Drops the count of a processor that is not declared any more."""

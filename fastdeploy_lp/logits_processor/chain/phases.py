@@ -40,15 +40,16 @@ class Phases:
     """Follows the outputs of requests with phases, and lets processors step in and out; other requests cost nothing.
 
     token_bytes: returns the bytes of a token. changed: called with a slot after a processor has stepped in or out.
+    `requests` has the requests by slot; a step calls `follow` while there are any.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes], changed: Callable[[int], None]) -> None:
         self._token_bytes = token_bytes
         self._changed = changed
-        self._requests: dict[int, _Request] = {}
+        self.requests: dict[int, _Request] = {}
 
     def __contains__(self, slot: int) -> bool:
-        return slot in self._requests
+        return slot in self.requests
 
     def enter(self, slot: int, selection: Selection, places: Iterable[tuple[str, Phased]]) -> None:
         """Registers a request in a slot, and hides it from the places, by name, that are bound to a phase."""
@@ -56,18 +57,16 @@ class Phases:
         for each in bound:
             each.place.step_out(slot)
         if bound:
-            self._requests[slot] = _Request(selection, bound)
+            self.requests[slot] = _Request(selection, bound)
 
     def leave(self, slot: int) -> None:
         """Clears a slot."""
-        self._requests.pop(slot, None)
+        self.requests.pop(slot, None)
 
     def follow(self, share_inputs: Mapping[str, Any]) -> None:
         """Reads the new tokens of the slots that have a row; called before each step that samples."""
-        if not self._requests:
-            return
         stop_flags, outputs = share_inputs["stop_flags"], share_inputs["output_token_ids"]
-        for slot, request in self._requests.items():
+        for slot, request in self.requests.items():
             if not stop_flags[slot, 0]:
                 self._read(slot, request, outputs[slot])
 

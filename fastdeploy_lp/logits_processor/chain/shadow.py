@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdeploy_lp.logits_processor.chain.calls import CallRecorder
-from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
-from fastdeploy_lp.logits_processor.chain.faults import MEBIBYTE
+from fastdeploy_lp.logits_processor.chain.entry import MEBIBYTE, ChainEntry
 from fastdeploy_lp.logits_processor.chain.groups import ChainGroup
 from fastdeploy_lp.logits_processor.chain.phases import Phased
 from fastdeploy_lp.logits_processor.chain.time_limit import TimeLimit
@@ -115,7 +114,7 @@ class ShadowChain:
         self._stats = stats
         self._limit = limit
         self._recorders = recorders
-        self._shadows: dict[str, _Shadow] = {}
+        self.built: dict[str, _Shadow] = {}
         # Processors whose constructor failed: requests run without them.
         self._not_built: set[str] = set()
         for name in self._policy.shadow:
@@ -124,17 +123,17 @@ class ShadowChain:
     @property
     def argmax_invariant(self) -> dict[str, bool]:
         """`is_argmax_invariant` of the processors that the operator puts into shadow, by name."""
-        entries = [self._shadows[name].entry for name in self._policy.shadow]
+        entries = [self.built[name].entry for name in self._policy.shadow]
         return {entry.name: not entry.changes_argmax for entry in entries if self._stats[entry.name].shadow.state == OK}
 
     @property
     def has_work(self) -> bool:
         """True if a processor needs an update in this step."""
-        return bool(self._shadows) and any(shadow.needs_update for shadow in self._shadows.values())
+        return any(shadow.needs_update for shadow in self.built.values())
 
     def works_on(self, slot: int) -> bool:
         """Returns True if the slot's request has processors in shadow."""
-        return any(slot in shadow.group.slots for shadow in self._shadows.values())
+        return any(slot in shadow.group.slots for shadow in self.built.values())
 
     def enter(self, slot: int, selection: Selection, *, again: bool = False) -> None:
         """Puts a request into a slot; `again` if it is counted already."""
@@ -146,17 +145,17 @@ class ShadowChain:
 
     def places_of(self, selection: Selection) -> list[tuple[str, Phased]]:
         """Returns the places, by name, of the request's processors in shadow."""
-        return [(name, self._shadows[name]) for name in selection.shadow if name in self._shadows]
+        return [(name, self.built[name]) for name in selection.shadow if name in self.built]
 
     def leave(self, slot: int) -> None:
         """Empties a slot."""
-        for shadow in self._shadows.values():
+        for shadow in self.built.values():
             if slot in shadow.group.slots:
                 shadow.group.leave(slot)
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         """Lets the processors read the slots; called once before each step that samples."""
-        for shadow in self._shadows.values():
+        for shadow in self.built.values():
             shadow.failed, shadow.broken, shadow.rests = set(), False, shadow.stats.state == QUARANTINED
             if not shadow.needs_update or shadow.rests:
                 continue
@@ -183,7 +182,7 @@ class ShadowChain:
 
             return paddle.gather(logits, to_device(rows))
 
-        before = [shadow for shadow in self._shadows.values() if shadow.entry.stage == LOGITS]
+        before = [shadow for shadow in self.built.values() if shadow.entry.stage == LOGITS]
         return self._run(before, slots, lambda shadow, own: self._edited(shadow, own, copies, all_greedy=all_greedy))
 
     def apply_final(
@@ -196,7 +195,7 @@ class ShadowChain:
 
         filtered: returns copies of these rows as they are drawn from. uniforms: of all rows, [rows].
         """
-        after = [shadow for shadow in self._shadows.values() if shadow.entry.stage != LOGITS]
+        after = [shadow for shadow in self.built.values() if shadow.entry.stage != LOGITS]
 
         def run(shadow: _Shadow, own: _OwnRows) -> ShadowRows | None:
             if shadow.entry.stage == DRAW:
@@ -231,12 +230,12 @@ class ShadowChain:
 
     def count(self, name: str, *, tokens: int, changed: int) -> None:
         """Counts the tokens that a processor was tried on, and the tokens that it would have changed."""
-        self._shadows[name].stats.tokens += tokens
-        self._shadows[name].stats.changed += changed
+        self.built[name].stats.tokens += tokens
+        self.built[name].stats.changed += changed
 
     def reset(self, name: str) -> None:
         """Puts a processor back into service."""
-        shadow = self._shadows.get(name)
+        shadow = self.built.get(name)
         if shadow is None:
             return
         shadow.faults_since_reset = 0
@@ -245,7 +244,7 @@ class ShadowChain:
 
     def entry_of(self, name: str) -> ChainEntry | None:
         """Returns the processor's instance here, None if none was built."""
-        return self._shadows[name].entry if name in self._shadows else None
+        return self.built[name].entry if name in self.built else None
 
     def new_entry(self, name: str) -> ChainEntry:
         """Returns an instance for `adopt`; raises RuntimeError if its constructor fails. Any thread may call this."""
@@ -262,13 +261,13 @@ class ShadowChain:
     def adopt(self, name: str, entry: ChainEntry | None) -> ChainEntry:
         """Uses this instance, or a new one, unless one is in use; returns the one in use."""
         self._not_built.discard(name)
-        if name not in self._shadows:
+        if name not in self.built:
             made = entry or self.new_entry(name)
-            self._shadows[name] = _Shadow(made, ChainGroup([made]), self._stats[name].shadow)
+            self.built[name] = _Shadow(made, ChainGroup([made]), self._stats[name].shadow)
             # In the chain's order: the order of first requests would show in the results of others.
             places = {each: place for place, each in enumerate(self._declared)}
-            self._shadows = dict(sorted(self._shadows.items(), key=lambda item: places.get(item[0], len(places))))
-        return self._shadows[name].entry
+            self.built = dict(sorted(self.built.items(), key=lambda item: places.get(item[0], len(places))))
+        return self.built[name].entry
 
     def could_not_build(self, name: str, error: BaseException) -> None:
         """Counts a constructor that failed; until another one succeeds, requests run without this shadow."""
@@ -278,14 +277,14 @@ class ShadowChain:
         logger.error("in shadow: %s", stats.last_error)
 
     def _shadow_of(self, name: str) -> _Shadow | None:
-        if name in self._shadows:
-            return self._shadows[name]
+        if name in self.built:
+            return self.built[name]
         if name not in self._not_built:
             try:
                 self.adopt(name, None)
             except RuntimeError as error:
                 self.could_not_build(name, error)
-        return self._shadows.get(name)
+        return self.built.get(name)
 
     def _edited(
         self,
@@ -357,8 +356,8 @@ class ShadowChain:
             self._count(shadow, f"it took {seconds:.3f} s of a step, its budget is {budget:g} s")
 
     def _check_memory(self, shadow: _Shadow) -> None:
-        grown, budget = shadow.entry.grown / MEBIBYTE, self._policy.memory_budget
-        if grown > budget > 0:
+        if shadow.entry.exceeds_memory:
+            grown, budget = shadow.entry.grown / MEBIBYTE, self._policy.memory_budget
             self._put_out_of_service(shadow, f"it has taken {grown:.0f} MiB of memory, its budget is {budget} MiB")
             # A rebuild frees the state; a processor that cannot be rebuilt stays out of service with its old instance.
             with suppress(RuntimeError):

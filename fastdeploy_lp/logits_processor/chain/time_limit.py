@@ -11,35 +11,6 @@ class ProcessorTimeoutError(Exception):
     """A processor was interrupted because it ran far beyond its time budget."""
 
 
-FIRST_STEPS = 64
-
-
-class FirstCalls:
-    """Seconds beyond its time budget that a processor may take in its first `FIRST_STEPS` steps.
-
-    In these steps code is compiled and modules are imported. Instances that are built later share the remaining time.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds_left = seconds
-        self._steps_left = FIRST_STEPS
-
-    @property
-    def seconds_left(self) -> float:
-        """Seconds beyond the budget that are still excused."""
-        return self._seconds_left if self._steps_left > 0 else 0.0
-
-    def count_step(self) -> None:
-        """Counts a step of the processor."""
-        self._steps_left -= self._steps_left > 0
-
-    def excuse(self, excess: float) -> float:
-        """Returns the excused part of these seconds beyond the budget, and uses it up."""
-        excused = min(max(excess, 0.0), self.seconds_left)
-        self._seconds_left -= excused
-        return excused
-
-
 class TimeLimit:
     """`with limit:` raises ProcessorTimeoutError in the block after every `seconds`.
 

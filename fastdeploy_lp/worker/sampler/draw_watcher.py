@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 from paddle import Tensor
 
 from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s
-from fastdeploy_lp.worker.sampler.chain_tail import ChainTail
+
+
+class FieldEdits(Protocol):
+    """Edits of single logits by requests' own fields; `ChainTail` makes them."""
+
+    def works_on(self, slot: int) -> bool:
+        """Returns True if the slot's request has such fields."""
+
+    def apply(self, logits: Tensor, slots: Int64s) -> None:
+        """Edits logits [rows, vocab_size] in place; row r is slot `slots[r]`, ascending. Repeatable in a step."""
 
 
 class DrawWatcher(ABC):
     """Methods are called in this order, once each per step; they must not change their arguments."""
 
     @abstractmethod
-    def edited(self, logits: Tensor, slots: Int64s, tail: ChainTail) -> None:
+    def edited(self, logits: Tensor, slots: Int64s, tail: FieldEdits) -> None:
         """Observes logits [rows, vocab_size] that `tail` has changed; row r is slot `slots[r]`."""
 
     @abstractmethod

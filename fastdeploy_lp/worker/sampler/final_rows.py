@@ -18,8 +18,7 @@ from fastdeploy_lp.logits_processor.chain.trace import ChainTrace
 from fastdeploy_lp.model_executor.ops.paddle_edits import can_be_drawn_from
 from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, RowOps
 from fastdeploy_lp.platforms import to_device, writable_view
-from fastdeploy_lp.worker.sampler.chain_tail import ChainTail
-from fastdeploy_lp.worker.sampler.draw_watcher import DrawWatcher
+from fastdeploy_lp.worker.sampler.draw_watcher import DrawWatcher, FieldEdits
 
 
 class FinalRows(DrawWatcher):
@@ -114,7 +113,7 @@ class FinalRows(DrawWatcher):
             tokens = tokens.index_put_((to_device(rows),), chosen)
         return tokens
 
-    def edited(self, logits: Tensor, slots: Int64s, tail: ChainTail) -> None:
+    def edited(self, logits: Tensor, slots: Int64s, tail: FieldEdits) -> None:
         """Does nothing: `draw` follows."""
 
     def drawn(self, logits: Tensor, draws: Draws, tokens: Tensor) -> list[Tensor]:  # noqa: ARG002 - interface

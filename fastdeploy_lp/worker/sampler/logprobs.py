@@ -31,29 +31,26 @@ NOTHING = Wanted(np.empty(0, np.int64), [])
 class LogprobsCapture:
     """Logprobs of one step. `mode` is --logprobs-mode: of the model's raw logits or of the processed ones drawn from.
 
-    Requests are registered on entering a slot; requests without logprobs cost nothing.
+    Requests with logprobs are registered on entering a slot; requests without them cost nothing. `counts` has their
+    numbers of most likely tokens by slot; a step calls `begin` while there are any.
     """
 
     def __init__(self, ops: RowOps, mode: str) -> None:
         self._ops = ops
         self._raw = mode.startswith("raw")
         self._normalize = mode.endswith("logprobs")
-        self._counts: dict[int, int] = {}
+        self.counts: dict[int, int] = {}
         self._wanted = NOTHING
         self._kept: Tensor | None = None
 
     def enter(self, sequence: WorkerSequence) -> None:
-        """Registers a sequence if its request has logprobs."""
+        """Registers a sequence; does nothing if its request has no logprobs."""
         if sequence.params.logprobs is not None:
-            self._counts[sequence.slot] = sequence.params.logprobs
+            self.counts[sequence.slot] = sequence.params.logprobs
 
     def leave(self, slot: int) -> None:
         """Clears a slot."""
-        self._counts.pop(slot, None)
-
-    def works_on(self, slot: int) -> bool:
-        """Returns True if the slot's request has logprobs."""
-        return slot in self._counts
+        self.counts.pop(slot, None)
 
     def begin(self, logits: Tensor, slots: Int64s) -> None:
         """Keeps the raw logits [rows, vocab_size] of the rows that need them, before later stages change them."""
@@ -62,9 +59,7 @@ class LogprobsCapture:
             self._kept = paddle.gather(logits, to_device(self._wanted.rows))
 
     def _wanted_of(self, slots: Int64s) -> Wanted:
-        if not self._counts:
-            return NOTHING
-        asking = [(row, self._counts[slot]) for row, slot in enumerate(slots.tolist()) if slot in self._counts]
+        asking = [(row, self.counts[slot]) for row, slot in enumerate(slots.tolist()) if slot in self.counts]
         return Wanted(np.array([row for row, _ in asking], np.int64), [count for _, count in asking])
 
     @property

@@ -13,8 +13,7 @@ from fastdeploy_lp.logits_processor.chain.rows import take_rows
 from fastdeploy_lp.logits_processor.chain.shadow import ShadowChain, ShadowRows, ShadowStep
 from fastdeploy_lp.messages import ShadowTokens
 from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, RowOps
-from fastdeploy_lp.worker.sampler.chain_tail import ChainTail
-from fastdeploy_lp.worker.sampler.draw_watcher import DrawWatcher
+from fastdeploy_lp.worker.sampler.draw_watcher import DrawWatcher, FieldEdits
 from fastdeploy_lp.worker.sampler.final_rows import unfiltered
 
 
@@ -35,7 +34,7 @@ class ShadowDraws(DrawWatcher):
         self.tokens: dict[int, ShadowTokens] = {}
         self._tell_failed(step)
 
-    def edited(self, logits: Tensor, slots: Int64s, tail: ChainTail) -> None:  # noqa: ARG002 - own copies
+    def edited(self, logits: Tensor, slots: Int64s, tail: FieldEdits) -> None:  # noqa: ARG002 - own copies
         """Applies penalties and bans to the copies."""
         for result in self._results:
             if result.logits is not None:

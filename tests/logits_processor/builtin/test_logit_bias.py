@@ -16,8 +16,7 @@ from support.tiny import tiny_fd_config
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import ProcessorArgs
 from fastdeploy_lp.logits_processor.builtin.logit_bias import LogitBiasLogitsProcessor
-from fastdeploy_lp.logits_processor.chain.view import ProcessorView
-from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
+from fastdeploy_lp.logits_processor.share_inputs import ProcessorView, ShareInputs
 
 VOCAB_SIZE = 10
 SLOTS = 16

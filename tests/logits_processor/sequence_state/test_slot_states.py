@@ -8,9 +8,8 @@ import numpy as np
 from support.sequences import sequence
 
 from fastdeploy_lp.logits_processor import ProcessorArgs
-from fastdeploy_lp.logits_processor.chain.view import ProcessorView
 from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest, SlotStates
-from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
+from fastdeploy_lp.logits_processor.share_inputs import ProcessorView, ShareInputs
 
 SLOTS = 4
 

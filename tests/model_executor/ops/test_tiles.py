@@ -27,7 +27,7 @@ from support.decoders import (
 from support.tiles import UNITS, passes_on, tile_loads
 
 from fastdeploy_lp.model_executor.decoder_weights import FloatArray
-from fastdeploy_lp.model_executor.models.compiled_decoder import CompiledDecoder
+from fastdeploy_lp.model_executor.models.decoder import CompiledDecoder
 from fastdeploy_lp.model_executor.ops.packed_weight import WeightFormat
 from fastdeploy_lp.model_executor.ops.tiles import TileUnit
 

@@ -98,7 +98,7 @@ def test_a_cache_that_fell_behind_catches_up(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(DraftModelDrafter, "passes", property(passes, lambda _, __: None), raising=False)
     core = engine(SAME, adaptive=True, max_num_batched_tokens=20)
-    drafting = next(each for each in core.worker.model_runner.followers.sampling if isinstance(each, Drafting))  # type: ignore[attr-defined]
+    drafting: Drafting = core.worker.model_runner._drafting  # type: ignore[attr-defined]
     drafting.costs = StepCosts({1: 1.0, 64: 1.1})
     for each in greedy(24):
         core.add(each)

@@ -16,7 +16,7 @@ from support.sequences import sequence
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.model_executor.ops.row_ops import RowOps
-from fastdeploy_lp.worker.sampler.chain_tail import ChainTail
+from fastdeploy_lp.worker.sampler.sampler import ChainTail
 from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
 VOCAB_SIZE = 30

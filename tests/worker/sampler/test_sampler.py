@@ -18,7 +18,7 @@ from fastdeploy_lp.logits_processor.sequence_state.uniform import seeded_uniform
 from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
 from fastdeploy_lp.model_executor.ops.row_ops import RowOps
 from fastdeploy_lp.worker.sampler import Sampler
-from fastdeploy_lp.worker.sampler.draw_parameters import NUMBERS_AHEAD, DrawParameters
+from fastdeploy_lp.worker.sampler.sampler import NUMBERS_AHEAD, DrawParameters
 
 VOCAB_SIZE = 12
 SLOTS = 16

@@ -11,19 +11,24 @@ from pathlib import Path
 import pytest
 
 # Compiles what was compiled before in no time: what is compiled, but for empty lines, and the arguments, but for the
-# folders in them, name the result. It appears whole.
+# folders in them, name the result. It appears whole. Links each time.
 CACHED = """
-out=; last=
+out=; last=; compiles=
 for each; do
     [ "$last" = -o ] && out=$each
     [ "$last" = -I ] && folder=$each
+    [ "$each" = -c ] && compiles=1
     last=$each
 done
+if [ -z "$compiles" ]; then
+    echo run >> "RUNS"
+    exec COMPILER "$@"
+fi
 sum=$( (
     for each; do [ "$each" = "$out" ] || echo "${each##*/}"; done
     find "$folder" -type f | sort | xargs cat | grep -v '^$'
 ) | cksum | tr ' ' _)
-kept="COMPILED/$sum.so"
+kept="COMPILED/$sum.o"
 if [ ! -e "$kept" ]; then
     COMPILER "$@" -O0 && cp "$out" "$kept.$$" && mv "$kept.$$" "$kept"
     exit
@@ -41,16 +46,16 @@ def installed_compiler() -> str:
 
 
 def quick_compiler(directory: Path) -> Path:
-    """The machine's compiler without optimization, run once for the same sources: the same library otherwise.
+    """The machine's compiler without optimization, run once for the same source: the same library otherwise.
 
-    Every run leaves a line in `runs.txt` beside it.
+    Every library that it links leaves a line in `runs.txt` beside it.
     """
     cached = CACHED.replace("COMPILED", str(_compiled())).replace("COMPILER", f'"{installed_compiler()}"')
-    return _script(directory, f'echo run >> "{directory}/runs.txt"{cached}')
+    return _script(directory, cached.replace("RUNS", f"{directory}/runs.txt"))
 
 
 def runs(directory: Path) -> int:
-    """How often the quick compiler in this directory ran."""
+    """How many libraries the quick compiler in this directory has linked."""
     log = directory / "runs.txt"
     return len(log.read_text().splitlines()) if log.exists() else 0
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "decoder/attention.h"
-#include "decoder/prefetch.h"
+#include "decoder/products.h"
 #include "denormals.h"
 #include "exports.h"
 

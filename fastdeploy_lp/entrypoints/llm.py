@@ -17,7 +17,7 @@ from typing_extensions import Unpack
 from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.client.data_parallel import make_engine
 from fastdeploy_lp.engine.client.engine import Engine
-from fastdeploy_lp.engine.client.engine_stats import ProcessorInfo
+from fastdeploy_lp.engine.client.processor_states import ProcessorInfo
 from fastdeploy_lp.engine.errors import (
     EngineDeadError,
     ProcessorUnavailableError,

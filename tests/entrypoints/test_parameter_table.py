@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from fastdeploy_lp.engine.client.engine_stats import ProcessorInfo
+from fastdeploy_lp.engine.client.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.cli.processors import main, parameter_section
 from fastdeploy_lp.logits_processor import BUILTIN, load_processors
 from fastdeploy_lp.stats import ProcessorStats

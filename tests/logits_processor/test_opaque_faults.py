@@ -11,7 +11,7 @@ from support.outcomes import engine_with, run
 from support.sequences import request
 
 from fastdeploy_lp.config.option_values import spec_of
-from fastdeploy_lp.engine.client.engine_stats import ProcessorStates
+from fastdeploy_lp.engine.client.processor_states import ProcessorStates
 from fastdeploy_lp.engine.errors import ProcessorUnavailableError
 from fastdeploy_lp.logits_processor import Selection, load_processors
 from fastdeploy_lp.stats import QUARANTINED, ProcessorStats

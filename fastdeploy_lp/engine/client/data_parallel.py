@@ -11,9 +11,9 @@ from typing import TypeVar
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.client.engine import Engine, EngineLoad
 from fastdeploy_lp.engine.client.engine_client import EngineClient
-from fastdeploy_lp.engine.client.engine_stats import ProcessorStatesOfAll
 from fastdeploy_lp.engine.client.generation import Generation
 from fastdeploy_lp.engine.client.pooling import Pooling
+from fastdeploy_lp.engine.client.processor_states import ProcessorStatesOfAll
 from fastdeploy_lp.engine.client.request_log import RequestLog
 from fastdeploy_lp.engine.client.routing import Router
 from fastdeploy_lp.engine.client.supervisor import WorkerHandle

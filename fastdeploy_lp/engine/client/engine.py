@@ -9,9 +9,9 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.engine.client.engine_stats import ProcessorStates
 from fastdeploy_lp.engine.client.generation import Generation
 from fastdeploy_lp.engine.client.pooling import Pooling
+from fastdeploy_lp.engine.client.processor_states import ProcessorStates
 from fastdeploy_lp.engine.client.request_log import RequestLog
 from fastdeploy_lp.engine.helpers.template_sandbox import TemplateSandbox
 from fastdeploy_lp.engine.message_parser import MessageParsers

@@ -12,9 +12,10 @@ import cloudpickle
 from fastdeploy_lp.config import FDConfig, SupervisionConfig
 from fastdeploy_lp.engine.client.engine import EngineLoad
 from fastdeploy_lp.engine.client.engine_requests import EngineRequests
-from fastdeploy_lp.engine.client.engine_stats import EngineStats, LoggingStatLogger, ProcessorStates, StatLoggers
+from fastdeploy_lp.engine.client.engine_stats import EngineStats, LoggingStatLogger, StatLoggers
 from fastdeploy_lp.engine.client.generation import Generation
 from fastdeploy_lp.engine.client.pooling import Pooling
+from fastdeploy_lp.engine.client.processor_states import ProcessorStates
 from fastdeploy_lp.engine.client.request_log import RequestLog
 from fastdeploy_lp.engine.client.supervisor import WorkerHandle, WorkerSupervisor
 from fastdeploy_lp.engine.client.worker_loss import WorkerLoss

@@ -13,9 +13,10 @@ from typing import NamedTuple, TypeVar
 from fastdeploy_lp.config import SchedulerConfig
 from fastdeploy_lp.engine.client.admission import Admission, WaitingRoom, make_outbox
 from fastdeploy_lp.engine.client.engine import EngineLoad
-from fastdeploy_lp.engine.client.engine_stats import EngineStats, ProcessorStates, sequence_stats, step_came
+from fastdeploy_lp.engine.client.engine_stats import EngineStats, sequence_stats, step_came
 from fastdeploy_lp.engine.client.generation import Generation, ReplayError, completions_of
 from fastdeploy_lp.engine.client.pooling import Pooling
+from fastdeploy_lp.engine.client.processor_states import ProcessorStates
 from fastdeploy_lp.engine.client.request_log import RequestLog
 from fastdeploy_lp.engine.client.work import SequenceResult, SequenceTimes, Work, failure_of
 from fastdeploy_lp.engine.client.worker_loss import WorkerLoss, ended_by

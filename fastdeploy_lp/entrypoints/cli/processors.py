@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fastdeploy_lp.engine.client.engine_stats import ProcessorInfo, ProcessorStates
+from fastdeploy_lp.engine.client.processor_states import ProcessorInfo, ProcessorStates
 from fastdeploy_lp.entrypoints.usage import CommandParser
 from fastdeploy_lp.logits_processor import BUILTIN, load_processors, vllm_compat
 

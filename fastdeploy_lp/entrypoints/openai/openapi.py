@@ -9,7 +9,7 @@ from typing import Any, get_args
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from fastdeploy_lp.engine.client.engine_stats import ProcessorStates
+from fastdeploy_lp.engine.client.processor_states import ProcessorStates
 from fastdeploy_lp.entrypoints.openai.protocol.anthropic.error import MessagesError
 from fastdeploy_lp.entrypoints.openai.protocol.anthropic.events import MessageEvent
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionChunk

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from support.stat_loggers import Keeps
 from support.tiny import tiny_fd_config
 
-from fastdeploy_lp.engine.client.engine_stats import EngineStats, ProcessorStates, StatLoggers, step_came
+from fastdeploy_lp.engine.client.engine_stats import EngineStats, StatLoggers, step_came
+from fastdeploy_lp.engine.client.processor_states import ProcessorStates
 from fastdeploy_lp.engine.client.work import SequenceTimes
 from fastdeploy_lp.messages import SequenceStep
 from fastdeploy_lp.stats import IterationStats, SchedulerStats

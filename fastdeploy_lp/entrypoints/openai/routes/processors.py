@@ -6,7 +6,7 @@ import msgspec
 from fastapi import APIRouter, Request
 
 from fastdeploy_lp.engine.client.engine import Engine
-from fastdeploy_lp.engine.client.engine_stats import ProcessorInfo
+from fastdeploy_lp.engine.client.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of, require_operator
 from fastdeploy_lp.entrypoints.openai.openapi import failures

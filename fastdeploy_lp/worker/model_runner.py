@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeGuard
 
@@ -39,93 +37,20 @@ from fastdeploy_lp.worker.sampler.device_read import read_together
 from fastdeploy_lp.worker.sampler.final_rows import FinalRows
 from fastdeploy_lp.worker.sampler.shadow_draws import ShadowDraws
 from fastdeploy_lp.worker.sequence import ScheduledChunk, Sequence
-from fastdeploy_lp.worker.slot_followers import PromptFollower, SamplingFollower, SlotFollower, split_hidden
+from fastdeploy_lp.worker.slot_followers import (
+    ChainSlots,
+    PromptFollower,
+    SamplingFollower,
+    SlotArrays,
+    SlotFollower,
+    SlotFollowers,
+    split_hidden,
+)
 from fastdeploy_lp.worker.step_trace import StepTrace, Tracing
 from fastdeploy_lp.worker.tensor_parallel.shared_model import open_model
 from fastdeploy_lp.worker.verified_rows import DrawnAhead, VerifiedRows
 
 RAW, GUIDED = "raw", "guided_decoding"
-
-
-class SlotFollowers:
-    """The followers of the sequence in each slot; only those that have entered with it are called for it.
-
-    They are called in the order in which they are listed.
-    """
-
-    def __init__(self) -> None:
-        self._by_slot: dict[int, list[SlotFollower]] = {}
-        self._sampling: dict[int, list[SamplingFollower]] = {}
-        # By a follower's id, since a mask may have no hash: the slots whose sequences it follows.
-        self._slots: defaultdict[int, set[int]] = defaultdict(set)
-
-    def enter(self, sequence: Sequence, always: list[SlotFollower], sampling: list[SamplingFollower]) -> None:
-        """Registers a sequence in its slot with these followers, of which `sampling` take part in sampling."""
-        slot = sequence.slot
-        self._by_slot[slot], self._sampling[slot] = [*always, *sampling], sampling
-        for follower in self._by_slot[slot]:
-            self._slots[id(follower)].add(slot)
-            follower.enter(sequence)
-
-    def leave(self, slot: int) -> None:
-        """Clears a slot; does nothing for a slot without a sequence."""
-        self._sampling.pop(slot, None)
-        for follower in self._by_slot.pop(slot, ()):
-            self._slots[id(follower)].discard(slot)
-            follower.leave(slot)
-
-    def needs_each_token(self, slot: int) -> bool:
-        """See `SamplingFollower`."""
-        return any(follower.needs_each_token(slot) for follower in self._sampling.get(slot, ()))
-
-    def follows(self, follower: SlotFollower, slot: int) -> bool:
-        """Returns True if the follower follows the sequence in the slot."""
-        return slot in self._slots[id(follower)]
-
-    def follows_any(self, follower: SlotFollower) -> bool:
-        """Returns True if the follower follows a sequence in any slot."""
-        return bool(self._slots[id(follower)])
-
-
-@dataclass(frozen=True)
-class SlotArrays:
-    """`share_inputs` as a follower."""
-
-    share_inputs: ShareInputs
-
-    def enter(self, sequence: Sequence) -> None:
-        """See `SlotFollower`."""
-        self.share_inputs.assign(sequence)
-
-    def leave(self, slot: int) -> None:
-        """See `SlotFollower`."""
-        self.share_inputs.clear(slot)
-
-
-@dataclass(frozen=True)
-class ChainSlots:
-    """The chain, shadows included, as a follower."""
-
-    chain: LogitsProcessorChain
-
-    def enter(self, sequence: Sequence) -> None:
-        """See `SlotFollower`."""
-        self.chain.enter(
-            sequence.slot,
-            sequence.selection,
-            again=sequence.was_preempted or sequence.num_rewinds > 0,
-            client=sequence.client,
-            totals=sequence.totals,
-        )
-        sequence.max_rewind = self.chain.max_rewind(sequence.slot)
-
-    def leave(self, slot: int) -> None:
-        """See `SlotFollower`."""
-        self.chain.leave(slot)
-
-    def needs_each_token(self, slot: int) -> bool:
-        """See `SamplingFollower`."""
-        return self.chain.works_on(slot)
 
 
 class ModelRunner(ModelRunnerBase):

@@ -11,10 +11,10 @@ from support.sequences import request, run_to_end, sequence, tiny_engine
 
 from fastdeploy_lp.worker.block_manager import BlockTables
 from fastdeploy_lp.worker.logits_mask import LogitsMask
-from fastdeploy_lp.worker.model_runner import ChainSlots, ModelRunner, SlotArrays, SlotFollowers
+from fastdeploy_lp.worker.model_runner import ModelRunner
 from fastdeploy_lp.worker.sampler import Sampler
 from fastdeploy_lp.worker.sequence import Sequence
-from fastdeploy_lp.worker.slot_followers import SlotFollower
+from fastdeploy_lp.worker.slot_followers import ChainSlots, SlotArrays, SlotFollower, SlotFollowers
 
 
 @dataclass(eq=False)

@@ -26,6 +26,7 @@ FLAGS = (
     "-march=native",
     "-fopenmp",
     "-fPIC",
+    "-shared",
     "-fvisibility=hidden",
     # A product and a sum become one instruction; nothing else is reordered, and NaN and infinity keep their meaning.
     "-ffp-contract=fast",
@@ -89,7 +90,7 @@ def compile_files(sources: list[Path], library: Path) -> None:
         flags = [*FLAGS, "-I", str(SOURCE_DIRECTORY), "-c"]
         calls = [[*command, *flags, "-o", str(to), str(source)] for to, source in zip(objects, sources, strict=True)]
         list(pool.map(_run, calls))
-        _run([*command, *FLAGS, "-shared", "-o", str(library), *map(str, objects)])
+        _run([*command, *FLAGS, "-o", str(library), *map(str, objects)])
 
 
 def _run(command: list[str]) -> None:

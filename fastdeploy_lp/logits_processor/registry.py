@@ -19,7 +19,7 @@ from fastdeploy_lp.logits_processor.stages import require_stage
 from fastdeploy_lp.logits_processor.vllm_compat import stand_ins_are_installed
 from fastdeploy_lp.logits_processor.wasm.errors import WasmError
 from fastdeploy_lp.logits_processor.wasm.module import SUFFIX, WasmModule
-from fastdeploy_lp.platforms.quiet_paddle import quiet_paddle
+from fastdeploy_lp.platforms.imports import quiet_paddle
 from fastdeploy_lp.plugins import (
     PLUGINS_VARIABLE,
     Plugin,

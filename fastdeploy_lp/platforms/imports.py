@@ -1,4 +1,4 @@
-"""Imports of Paddle without its start-up messages and advice."""
+"""Imports that take little time, and of Paddle without its start-up messages and advice."""
 
 from __future__ import annotations
 
@@ -12,6 +12,20 @@ from contextlib import contextmanager
 
 
 @contextmanager
+def quick_imports() -> Iterator[None]:
+    """Suspends garbage collections while a process that starts imports its modules.
+
+    Excludes the objects that exist afterwards from all collections: what an import makes stays.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@contextmanager
 def quiet_paddle() -> Iterator[None]:
     """Suppresses Paddle's advice to install a compiler cache while a processor's module imports Paddle."""
     with warnings.catch_warnings():
@@ -20,16 +34,7 @@ def quiet_paddle() -> Iterator[None]:
 
 
 def import_paddle() -> None:
-    """Imports Paddle quietly; call it before any import of a module that imports Paddle.
-
-    Excludes the objects that exist afterwards from all garbage collections of this process.
-    """
-    # What an import makes stays: looking for garbage meanwhile, and in the imports after it, takes a tenth of the time.
-    gc.disable()
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            importlib.import_module("paddle")
-    finally:
-        gc.freeze()
-        gc.enable()
+    """Imports Paddle quietly; call it before any import of a module that imports Paddle."""
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        importlib.import_module("paddle")

@@ -1,4 +1,4 @@
-"""`python -m fastdeploy_lp.entrypoints.openai.api_server --model … --logits-processors …`."""
+"""The server: its sockets, its engine, and its life from the options to the last signal."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ FAILED = 1
 logger = logging.getLogger(__name__)
 
 
-def main(argv: Sequence[str] | None = None, prog: str = "fastdeploy-lp serve") -> None:
+def serve(argv: Sequence[str] | None, prog: str) -> None:
     """Serves until a signal arrives; reports every option error in one line before the model loads."""
     description = "Serve a model over the OpenAI API. The model may also come first, without --model."
     parser = OptionsParser(EngineArgs, ServerArgs, first="model", prog=prog, description=description)
@@ -252,7 +252,3 @@ def _listen(option: str, host: str, port: int) -> socket.socket:
 def _exit_with(message: str, status: int) -> NoReturn:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201 - the one line the operator needs
     raise SystemExit(status)
-
-
-if __name__ == "__main__":
-    main()

@@ -17,7 +17,7 @@ from fastdeploy_lp.logits_processor.dialects.per_request import PerRequestProces
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
 from fastdeploy_lp.logits_processor.vllm_v1 import require_same_kind
-from fastdeploy_lp.platforms.quiet_paddle import quiet_paddle
+from fastdeploy_lp.platforms.imports import quiet_paddle
 
 if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig

@@ -29,7 +29,7 @@ from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
 from fastdeploy_lp.logits_processor.registry import load_processor
 from fastdeploy_lp.logits_processor.token_arguments import Encode
 from fastdeploy_lp.model_tokenizer import read_tokenizer
-from fastdeploy_lp.platforms.quiet_paddle import quiet_paddle
+from fastdeploy_lp.platforms.imports import quiet_paddle
 
 Processor = str | type | Mapping[str, Any]
 """A SPEC, a class of any dialect, or a plugin dict."""

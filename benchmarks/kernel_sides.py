@@ -13,10 +13,10 @@ from kernel_cases import Case
 from numpy.typing import DTypeLike, NDArray
 
 from fastdeploy_lp.model_executor.ops.build import SOURCE_DIRECTORY, compile_files
-from fastdeploy_lp.model_executor.ops.compiled_rows import addresses, declare_row_functions
 from fastdeploy_lp.model_executor.ops.cuda.device import Device
 from fastdeploy_lp.model_executor.ops.cuda.row_kernels import Logits, RowKernels
 from fastdeploy_lp.model_executor.ops.row_ops import Floats, TokenLists
+from fastdeploy_lp.model_executor.ops.row_signatures import addresses, declare_row_functions
 from fastdeploy_lp.model_executor.ops.structs import AdditionsStruct
 
 Arrays = Sequence[NDArray[Any]]

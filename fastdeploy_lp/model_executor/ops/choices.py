@@ -13,10 +13,11 @@ import paddle
 from numpy.typing import NDArray
 from paddle import Tensor
 
-from fastdeploy_lp.model_executor.ops.compiled_rows import addresses, is_plain
+from fastdeploy_lp.model_executor.ops.compiled_rows import is_plain
 from fastdeploy_lp.model_executor.ops.library import compiled_ops
 from fastdeploy_lp.model_executor.ops.paddle_edits import LOWEST, ONE, can_be_drawn_from, cumsum
 from fastdeploy_lp.model_executor.ops.row_ops import Floats, Int64s
+from fastdeploy_lp.model_executor.ops.row_signatures import addresses
 from fastdeploy_lp.platforms import to_device
 
 HEAD_DEPTH = 7.0

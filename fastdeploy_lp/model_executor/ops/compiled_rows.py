@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import numpy as np
 import paddle
-from numpy.typing import NDArray
 from paddle import Tensor
 
 from fastdeploy_lp.model_executor.ops.library import compiled_ops
@@ -24,40 +22,10 @@ from fastdeploy_lp.model_executor.ops.row_ops import (
     RowLogprobs,
     TokenLists,
 )
+from fastdeploy_lp.model_executor.ops.row_signatures import addresses, declare_row_functions
 from fastdeploy_lp.model_executor.ops.structs import AdditionsStruct
 
 _FLOAT32 = paddle.float32
-_POINTER, _INTEGER = ctypes.c_void_p, ctypes.c_int64
-# Arguments of the functions of csrc/rows/row_*.cpp.
-_DRAW_ARGUMENTS = [_POINTER, _INTEGER, _INTEGER, *[_POINTER] * 4]
-_SIGNATURES = {
-    "fdlp_draw_rows": [*_DRAW_ARGUMENTS, _POINTER, _POINTER],
-    "fdlp_filter_rows": [*_DRAW_ARGUMENTS, _POINTER],
-    "fdlp_row_logprobs": [
-        *[_POINTER, _INTEGER, _INTEGER, _POINTER, _INTEGER, ctypes.c_int],
-        *[_POINTER] * 3,
-    ],
-    "fdlp_compare_rows": [_POINTER, _INTEGER, _INTEGER, *[_POINTER] * 7],
-    "fdlp_penalize": [_POINTER, _INTEGER, _INTEGER, *[_POINTER] * 7],
-    "fdlp_ban": [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER],
-    "fdlp_allow_only": [_POINTER, _INTEGER, _INTEGER, *[_POINTER] * 3],
-    "fdlp_mask": [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER],
-    "fdlp_cut_rows": [_POINTER, _INTEGER, ctypes.c_int, _INTEGER, _POINTER, _POINTER],
-    "fdlp_add": [_POINTER, _POINTER],
-    "fdlp_add_scaled": [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER],
-}
-
-
-def declare_row_functions(library: ctypes.CDLL) -> None:
-    """Declares the arguments of the library's functions; none returns a value."""
-    for name, arguments in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = arguments, None
-
-
-def addresses(*arrays: NDArray[Any]) -> tuple[int, ...]:
-    """Returns the addresses of C-contiguous arrays, which must exist until the call returns."""
-    return tuple(array.ctypes.data for array in arrays)
 
 
 class CompiledRowOps(PaddleRowOps):

@@ -8,9 +8,8 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +77,8 @@ class CpuPlatform(Platform):
     name = "cpu"
     runs_compiled_ops = True
     computes_on_host = True
+    # Of the process, not of an instance: memory may be in use for longer than the platform that mapped it.
+    _mapped: ClassVar[list[NDArray[Any]]] = []
 
     @property
     def device_name(self) -> str:
@@ -138,11 +139,6 @@ class CpuPlatform(Platform):
         self._mapped[:] = [each for each in self._mapped if sys.getrefcount(each) > HELD_HERE]
         self._mapped.append(mapped_zeros(math.prod(shape), dtype).reshape(shape))
         return paddle.from_dlpack(self._mapped[-1])
-
-    # Plugins' platforms need not call a constructor.
-    @cached_property
-    def _mapped(self) -> list[NDArray[Any]]:
-        return []
 
 
 def mapped_zeros(count: int, dtype: str) -> NDArray[Any]:

@@ -258,7 +258,7 @@ platform, over = CpuPlatform(), threading.Event()
 
 def allocate():
     while not over.is_set():
-        platform.zeros([1 << 20], "float32")
+        PLATFORM.zeros([1 << 20], "float32")
 
 
 sys.setswitchinterval(1e-5)
@@ -271,9 +271,11 @@ thread.join()
 """
 
 
-def test_zeros_that_one_thread_frees_do_not_stop_another_one() -> None:
+@pytest.mark.parametrize("platform", ["platform", "CpuPlatform()"], ids=["one platform", "platforms that go"])
+def test_zeros_that_one_thread_frees_do_not_stop_another_one(platform: str) -> None:
     """Paddle frees under a lock, for which the other thread waits without giving up the interpreter's."""
-    subprocess.run([sys.executable, "-c", FREES_BESIDE_A_READER], check=True, timeout=300)
+    program = FREES_BESIDE_A_READER.replace("PLATFORM", platform)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
 def test_zeros_are_unmapped_once_their_tensor_is_gone() -> None:

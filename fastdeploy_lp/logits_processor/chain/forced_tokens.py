@@ -10,12 +10,15 @@ from fastdeploy_lp.stats import QUARANTINED
 
 
 class ForcedTokens:
-    """Asks the processors of a slot's request for the tokens that they will force; a slot without any costs nothing."""
+    """Asks the processors of a slot's request for the tokens that they will force; False if no slot has such ones."""
 
     def __init__(self, faults: ChainFaults) -> None:
         self._faults = faults
         # Of each slot, last in the chain first: the last processor decides on a row.
         self._entries: dict[int, list[ChainEntry]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
 
     def enter(self, slot: int, entries: Iterable[ChainEntry]) -> None:
         """Registers a request in a slot whose order of processors is `entries`."""

@@ -30,6 +30,11 @@ class Drafter(ABC):
     kinds: ClassVar[dict[str, float]]
     passes: StepCosts | None = None
 
+    @property
+    def is_idle(self) -> bool:
+        """True if no sequence can have a draft in this step, so that none is asked for."""
+        return False
+
     def enter(self, sequence: Sequence) -> None:  # noqa: B027 - nothing to keep is fine
         """Registers a sequence in its slot."""
 

@@ -52,12 +52,17 @@ class Drafting:
         self._drafters = tuple(drafters)
         self._free = [each for each in self._drafters if each.passes is None]
         self._paid = [each for each in self._drafters if each.passes is not None]
+        # This step: the drafters that may have drafts, which cost no time.
+        self._working = self._free
         self.costs = costs
         self._takes_rounds = takes_rounds
         self._acceptance = Acceptance({kind: share for each in self._drafters for kind, share in each.kinds.items()})
         self._proposals: dict[int, Proposal] = {}
         # By slot, the number of output tokens at the last draft that took time.
         self._tried: dict[int, int] = {}
+        # Steps one after another are mostly of one size.
+        self._last_step: tuple[int, int, int, float] | None = None
+        self._last_least = inf
 
     def enter(self, sequence: Sequence) -> None:
         """Registers a sequence in its slot."""
@@ -83,22 +88,28 @@ class Drafting:
         """
         for each in self._drafters:
             each.begin_step()
+        self._working = [each for each in self._free if not each.is_idle]
         generating = list(sequences)
-        plan = Plan(self.costs, tokens, len(generating))
-        if self._settings.adaptive and not plan.could_pay(1.0, room):
+        least = self._least_share(tokens, len(generating), room) if self._settings.adaptive else 0.0
+        if least >= 1.0:
             return {}
         asked: dict[int, Asked] = {}
         found: dict[int, Draft] = {}
         for sequence in generating:
             if not sequence.params.speculative:
                 continue
-            self._learn(sequence)
+            slot, place = sequence.slot, len(sequence.output_token_ids)
+            if slot in self._proposals:
+                self._learn(slot, self._proposals.pop(slot), sequence.output_token_ids)
             # Each row yields a token, also the last one.
-            left = sequence.max_tokens - len(sequence.output_token_ids) - 1
-            asked[sequence.slot] = Asked(sequence, min(self._settings.num_speculative_tokens, left))
-            draft = self._best(asked[sequence.slot], self._free)
+            count = min(self._settings.num_speculative_tokens, sequence.max_tokens - place - 1)
+            if count <= 0:
+                continue
+            asked[slot] = Asked(sequence, count)
+            draft = self._best(asked[slot])
             if draft is not None:
-                found[sequence.slot] = draft
+                found[slot] = draft
+        plan = Plan(self.costs, tokens, len(generating))
         for drafter in self._paid:
             found |= self._paid_drafts(drafter, asked, found, plan, room)
         if not found:
@@ -108,21 +119,31 @@ class Drafting:
         if not self._settings.adaptive:
             return _cut_to(found, room)
         shares = {slot: self._acceptance.share(slot, draft.kind) for slot, draft in found.items()}
-        if not plan.could_pay(max(shares.values()), room):
+        if max(shares.values()) <= least:
             return {}
         counts = {slot: len(draft.tokens) for slot, draft in found.items()}
         lengths = _lengths(counts, shares, self._rounds(counts), plan, room)
         return {slot: Draft(found[slot].tokens[:length], found[slot].kind) for slot, length in lengths.items()}
 
-    def _best(self, asked: Asked, drafters: Iterable[Drafter]) -> Draft | None:
-        """Returns the draft that is expected to have most right tokens."""
-        if asked.count <= 0:
-            return None
-        sequence = asked.sequence
-        found = [draft for each in drafters if (draft := each.draft(sequence, asked.count)) is not None]
-        if len(found) <= 1:
-            return found[0] if found else None
-        return max(found, key=lambda draft: self._expected(sequence.slot, draft.kind, len(draft.tokens)))
+    def _least_share(self, tokens: int, samples: int, room: int) -> float:
+        """Returns `Plan.least_share` of a step, from the last step if nothing has changed."""
+        step = (tokens, samples, min(room, LOOK_AHEAD), self.costs.round_seconds)
+        if step != self._last_step:
+            self._last_step, self._last_least = step, Plan(self.costs, tokens, samples).least_share(room)
+        return self._last_least
+
+    def _best(self, asked: Asked) -> Draft | None:
+        """Returns the draft without a cost that is expected to have most right tokens."""
+        best = None
+        for drafter in self._working:
+            draft = drafter.draft(asked.sequence, asked.count)
+            if draft is not None and (best is None or self._is_better(asked.sequence.slot, draft, best)):
+                best = draft
+        return best
+
+    def _is_better(self, slot: int, draft: Draft, other: Draft) -> bool:
+        expected = self._expected(slot, draft.kind, len(draft.tokens))
+        return expected > self._expected(slot, other.kind, len(other.tokens))
 
     def _expected(self, slot: int, kind: str, count: int) -> float:
         """Returns how many tokens of a draft are expected to be right."""
@@ -138,7 +159,7 @@ class Drafting:
         wanted = {
             slot: each.count
             for slot, each in asked.items()
-            if each.count > 0 and self._expected(slot, kind, each.count) > others.get(slot, 0.0)
+            if self._expected(slot, kind, each.count) > others.get(slot, 0.0)
         }
         if self._settings.adaptive:
             wanted = self._trials(drafter, asked, found, plan) | self._worthwhile(drafter, kind, wanted, plan, room)
@@ -174,19 +195,16 @@ class Drafting:
         due = {}
         for slot, each in asked.items():
             place = len(each.sequence.output_token_ids)
-            if place - self._tried.setdefault(slot, place) >= TRIAL_TOKENS and each.count > 0 and slot not in found:
+            if place - self._tried.setdefault(slot, place) >= TRIAL_TOKENS and slot not in found:
                 due[slot] = 1
-        return due if plan.could_pay(1.0, len(due), _seconds_each(drafter.passes, len(due))) else {}
+        return due if plan.least_share(len(due), _seconds_each(drafter.passes, len(due))) < 1.0 else {}
 
-    def _learn(self, sequence: Sequence) -> None:
-        """Compares the sequence's last draft with the tokens that came."""
-        proposal = self._proposals.pop(sequence.slot, None)
-        if proposal is None:
-            return
+    def _learn(self, slot: int, proposal: Proposal, output: list[int]) -> None:
+        """Compares a sequence's last draft with the tokens that came."""
         drafted = proposal.draft.tokens
-        came = sequence.output_token_ids[proposal.place : proposal.place + len(drafted)]
+        came = output[proposal.place : proposal.place + len(drafted)]
         right = next((place for place, token in enumerate(came) if token != drafted[place]), len(came))
-        self._acceptance.learn(sequence.slot, proposal.draft.kind, right, min(right + 1, len(came)))
+        self._acceptance.learn(slot, proposal.draft.kind, right, min(right + 1, len(came)))
 
 
 def _lengths(
@@ -203,10 +221,9 @@ def _lengths(
     draft by slot, not 0. rounds: slots whose tokens are verified in rounds. passes: of drafts that are yet to be made,
     the seconds of drafting.
     """
-    # Number of drafts that have a token in each round, and of all drafts that have a token at each place.
-    reach = Counter(place for slot, count in counts.items() if slot in rounds for place in range(count))
-    drafted = Counter(place for count in counts.values() for place in range(count))
-    seconds = {place: _seconds_each(passes, sharing) for place, sharing in drafted.items()}
+    # Number of drafts that have a token in each round; of all drafts, that have a token at each place.
+    reach = Counter(place for slot in rounds for place in range(counts[slot])) if rounds else {}
+    sharing = Counter(place for count in counts.values() for place in range(count)) if passes is not None else {}
     # One draw is for all tokens that are verified at once.
     drawing = plan.costs.draw_seconds
     heap = [(-shares[slot], slot) for slot in counts]
@@ -218,10 +235,11 @@ def _lengths(
     while heap and len(added) < min(room, kept + LOOK_AHEAD):
         negated, slot = heappop(heap)
         likely, place = -negated, lengths[slot]
+        seconds = _seconds_each(passes, sharing[place]) if passes is not None else 0.0
         if slot in rounds:
-            plan.add(likely, reach[place], seconds[place])
+            plan.add(likely, reach[place], seconds)
         else:
-            plan.add(likely, inf, seconds[place] + drawing)
+            plan.add(likely, inf, seconds + drawing)
             drawing = 0.0
         added.append(slot)
         lengths[slot] += 1
@@ -250,8 +268,9 @@ class Plan:
     def __init__(self, costs: StepCosts, tokens: int, samples: int) -> None:
         self.costs = costs
         self._tokens = tokens
+        self._of_pass = costs.of(tokens)
         # The first round costs about the same as each further one.
-        self._seconds = costs.of(tokens) + costs.round_seconds
+        self._seconds = self._of_pass + costs.round_seconds
         self._expected = float(samples)
 
     @property
@@ -259,17 +278,18 @@ class Plan:
         """Expected tokens per second."""
         return self._expected / self._seconds
 
-    def could_pay(self, likely: float, room: int, seconds: float = 0.0) -> bool:
-        """Returns True if draft tokens, each right with this probability, may pay together, verified at no cost.
+    def least_share(self, room: int, seconds: float = 0.0) -> float:
+        """Returns the probability above which draft tokens may pay together, verified at no cost; infinite for none.
 
         room: the most tokens. seconds: the time that drafting one takes.
         """
-        of, base = self.costs.of, self.costs.of(self._tokens)
-        return any(
-            likely * count * self._seconds > self._expected * (of(self._tokens + count) - base + count * seconds)
+        of = self.costs.of
+        shares = (
+            self._expected * ((of(self._tokens + count) - self._of_pass) / count + seconds) / self._seconds
             for count in TOGETHER
             if count <= room
         )
+        return min(shares, default=inf)
 
     def add(self, likely: float, sharing: float, seconds: float = 0.0) -> None:
         """Adds a draft token.
@@ -277,13 +297,11 @@ class Plan:
         likely: the probability that it is right. sharing: drafts that have a token in its round, infinite if it takes
         none. seconds: the time that drafting and drawing it takes.
         """
-        self._seconds += self._extra(likely, sharing) + seconds
+        of_pass = self.costs.of(self._tokens + 1)
+        self._seconds += of_pass - self._of_pass + likely * self.costs.round_seconds / sharing + seconds
+        self._of_pass = of_pass
         self._expected += likely
         self._tokens += 1
-
-    def _extra(self, likely: float, sharing: float) -> float:
-        of_pass = self.costs.of(self._tokens + 1) - self.costs.of(self._tokens)
-        return of_pass + likely * self.costs.round_seconds / sharing
 
 
 def _cut_to(found: Mapping[int, Draft], room: int) -> dict[int, Draft]:

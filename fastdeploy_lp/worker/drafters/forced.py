@@ -20,6 +20,11 @@ class ForcedDrafter(Drafter):
     def __init__(self, forced: ForcedTokens) -> None:
         self._forced = forced
 
+    @property
+    def is_idle(self) -> bool:
+        """True if no request has a processor that forces tokens."""
+        return not self._forced
+
     def draft(self, sequence: Sequence, count: int) -> Draft | None:
         """See `Drafter`."""
         tokens = self._forced.after(sequence.slot, sequence.output_token_ids, count)
@@ -37,6 +42,22 @@ class GrammarDrafter(Drafter):
 
     def __init__(self, mask: LogitsMask) -> None:
         self._mask = mask
+        # Slots whose sequences have a grammar.
+        self._slots: set[int] = set()
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no sequence has a grammar."""
+        return not self._slots
+
+    def enter(self, sequence: Sequence) -> None:
+        """See `Drafter`."""
+        if sequence.grammar is not None:
+            self._slots.add(sequence.slot)
+
+    def leave(self, slot: int) -> None:
+        """See `Drafter`."""
+        self._slots.discard(slot)
 
     def draft(self, sequence: Sequence, count: int) -> Draft | None:
         """See `Drafter`."""

@@ -112,6 +112,17 @@ def test_the_draft_with_most_tokens_that_are_likely_right_counts(
     assert made.drafts([generating()], 1, ROOM)[0].kind == kind
 
 
+class Idle(Surely):
+    """Has a draft, and says that it has none."""
+
+    is_idle = True
+
+
+def test_an_idle_drafter_is_not_asked() -> None:
+    made = Drafting(Speculation(adaptive=False), [Idle()], StepCosts(CHEAP))
+    assert lengths(made, generating()) == [0]
+
+
 class Paid(Drafter):
     """Drafts in passes that take time."""
 

@@ -7,7 +7,8 @@
 Both engines answer each batch of prompts in turns. Every answer must have the same tokens in both; of each batch the
 fastest turn counts. Answers end where the model ends them, at the latest after `--max-tokens`. `ratio` compares whole
 requests, `after` what their tokens take after the first ones: the same requests for one token are subtracted. `idle` is
-the share of a step's time that finding drafts takes, in an engine inside this process.
+the share of the time of steps without drafts that looking for them takes, `finding` that share of all steps, on free
+chats in an engine inside this process.
 
 On a machine with other work, `--processor-time` compares seconds of processor time of all processes instead; run it
 with OMP_NUM_THREADS=1, since threads that wait for each other take processor time, too.
@@ -20,7 +21,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -81,10 +82,14 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Idle:
-    """Share of the time of steps with this many free chats that finding drafts takes."""
+    """Shares of the time of steps with this many free chats that looking for drafts takes.
+
+    share: of the steps in which none was found. finding: of all steps.
+    """
 
     requests: int
     share: float
+    finding: float
 
 
 def processor_seconds() -> float:
@@ -148,27 +153,43 @@ def idle(options: Mapping[str, Any], prompts: Sequence[Sequence[int]], counts: S
     core = EngineCore(fd_config, LogitsProcessorChain([], fd_config))
     if not isinstance(core.runner, ModelRunner):
         raise TypeError(f"the model runner is {type(core.runner).__name__}, whose drafts cannot be timed")
-    find, spent = core.runner.drafts, [0.0]
-
-    def timed(*args: Any) -> Any:
-        began = time.perf_counter()
-        try:
-            return find(*args)
-        finally:
-            spent[0] += time.perf_counter() - began
-
-    setattr(core.worker, "drafts", timed)  # noqa: B010 - a method is replaced for the measurement
+    look = _Look(core.runner.drafts)
+    setattr(core.worker, "drafts", look)  # noqa: B010 - a method is replaced for the measurement
     found = []
     for count in counts:
         for index, prompt in enumerate(islice(cycle(prompts), count)):
             params = SettledParams(temperature=0, max_tokens=ANSWER_TOKENS, ignore_eos=True)
             core.add(AddRequest(f"{count}-{index}", list(prompt), params))
         core.step()
-        spent[0], began = 0.0, time.perf_counter()
+        steps = []
         while core.has_work:
+            began = time.perf_counter()
             core.step()
-        found.append(Idle(count, round(spent[0] / (time.perf_counter() - began), 4)))
+            steps.append((look.seconds, time.perf_counter() - began, look.found))
+        without = [step for step in steps if not step[2]]
+        found.append(Idle(count, _share(without), _share(steps)))
     return found
+
+
+class _Look:
+    """Calls a function that finds drafts; keeps the seconds of its last call, and whether it found any."""
+
+    def __init__(self, find: Callable[..., Any]) -> None:
+        self._find = find
+        self.seconds = 0.0
+        self.found = False
+
+    def __call__(self, *args: Any) -> Any:
+        """Returns what the function returns."""
+        began = time.perf_counter()
+        drafts = self._find(*args)
+        self.seconds, self.found = time.perf_counter() - began, bool(drafts)
+        return drafts
+
+
+def _share(steps: Sequence[tuple[float, float, bool]]) -> float:
+    """Returns the share of looking for drafts in these steps; 0 without any."""
+    return round(sum(look for look, _, _ in steps) / max(sum(whole for _, whole, _ in steps), TICK), 4)
 
 
 def measured(args: argparse.Namespace) -> tuple[list[Comparison], list[Idle]]:
@@ -204,7 +225,7 @@ def main() -> int:
     )
     results, shares = measured(args)
     for each in shares:
-        print(f"idle at {each.requests}: {each.share:.2%} of a step")
+        print(f"idle at {each.requests}: {each.share:.2%} of a step; finding drafts: {each.finding:.2%}")
     if args.json:
         content = {"tasks": [asdict(each) for each in results], "idle": [asdict(each) for each in shares]}
         args.json.write_text(json.dumps(content, indent=1) + "\n")

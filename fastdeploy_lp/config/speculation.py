@@ -36,7 +36,7 @@ class Speculation:
 
     method: str | tuple[str, ...] = AUTO
     num_speculative_tokens: int = 8
-    prompt_lookup_min: int = 2
+    prompt_lookup_min: int = 1
     prompt_lookup_max: int = 8
     suffix_max_tokens: int = 1_000_000
     adaptive: bool = True

@@ -52,6 +52,7 @@ class Drafting:
         self._drafters = tuple(drafters)
         self._free = [each for each in self._drafters if each.passes is None]
         self._paid = [each for each in self._drafters if each.passes is not None]
+        self._with_background = [each for each in self._drafters if type(each).begin_step is not Drafter.begin_step]
         # This step: the drafters that may have drafts, which cost no time.
         self._working = self._free
         self.costs = costs
@@ -86,7 +87,7 @@ class Drafting:
 
         room: tokens that may be added to the step.
         """
-        for each in self._drafters:
+        for each in self._with_background:
             each.begin_step()
         self._working = [each for each in self._free if not each.is_idle]
         generating = list(sequences)
@@ -109,6 +110,8 @@ class Drafting:
             draft = self._best(asked[slot])
             if draft is not None:
                 found[slot] = draft
+        if not found and not self._paid:
+            return {}
         plan = Plan(self.costs, tokens, len(generating))
         for drafter in self._paid:
             found |= self._paid_drafts(drafter, asked, found, plan, room)

@@ -2,53 +2,92 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from fastdeploy_lp.config.speculation import Speculation
 from fastdeploy_lp.worker.drafters.drafter import Draft, Drafter
 from fastdeploy_lp.worker.drafters.token_index import TokenIndex
-from fastdeploy_lp.worker.sequence import Sequence
+from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
 SHORT, LONG = "ngram", "ngram_long"
 # No token has this id.
 PREDICTION_ENDS = -1
+# Looks in vain in a row after which one more place is left out before the next look, and the most places left out.
+PATIENCE, MOST_LEFT_OUT = 8, 3
+
+
+@dataclass(slots=True)
+class _Text:
+    """The index of a sequence's text, of which the first `before` tokens are its prediction.
+
+    looked_at, guess: the number of output tokens at the last look, and the token that was drafted, if any. in_vain:
+    looks in a row without a right one. look_from: the number of output tokens at the next look.
+    """
+
+    index: TokenIndex
+    before: int
+    looked_at: int = 0
+    guess: int = PREDICTION_ENDS
+    in_vain: int = 0
+    look_from: int = 0
+
+    def learn(self, output: Sequence[int]) -> None:
+        """Compares the last guess with the token that came."""
+        right = self.looked_at < len(output) and output[self.looked_at] == self.guess
+        self.in_vain = 0 if right else self.in_vain + 1
+
+    def looked(self, place: int, guess: int, most_left_out: int) -> None:
+        """Records a look, after which at most so many places are left out."""
+        self.looked_at, self.guess = place, guess
+        self.look_from = place + 1 + min(self.in_vain // PATIENCE, most_left_out)
 
 
 class NgramDrafter(Drafter):
-    """Repeats the text after the longest match of a sequence's last tokens in its prediction, prompt
-    and output.
+    """Repeats the text after the longest match of a sequence's last tokens in its prediction, prompt and output.
 
-    Source: Saxena, "Prompt Lookup Decoding", 2023. An index is built when a sequence first needs a draft.
+    Source: Saxena, "Prompt Lookup Decoding", 2023. An index is built when a sequence first needs a draft. With adaptive
+    drafts, it looks less often in a sequence where it was wrong for long.
     """
 
     kinds: ClassVar[dict[str, float]] = {SHORT: 0.4, LONG: 0.8}
 
     def __init__(self, settings: Speculation) -> None:
         self._shortest, self._longest = settings.prompt_lookup_min, settings.prompt_lookup_max
-        # Of each slot the index, and the number of its tokens before the sequence's own.
-        self._by_slot: dict[int, tuple[TokenIndex, int]] = {}
+        self._most_left_out = MOST_LEFT_OUT if settings.adaptive else 0
+        self._texts: dict[int, _Text] = {}
 
     def leave(self, slot: int) -> None:
         """Clears a slot."""
-        self._by_slot.pop(slot, None)
+        self._texts.pop(slot, None)
 
-    def draft(self, sequence: Sequence, count: int) -> Draft | None:
+    def draft(self, sequence: WorkerSequence, count: int) -> Draft | None:
         """See `Drafter`."""
-        index, first = self._by_slot.get(sequence.slot) or self._new_index(sequence)
-        known = len(index) - first
+        text = self._texts.get(sequence.slot) or self._new_text(sequence)
+        place = len(sequence.output_token_ids)
+        if place < text.look_from:
+            return None
+        text.learn(sequence.output_token_ids)
+        tokens, length = self._found(text, sequence, count)
+        text.looked(place, tokens[0] if tokens else PREDICTION_ENDS, self._most_left_out)
+        return Draft(tokens, LONG if length == self._longest else SHORT) if tokens else None
+
+    def _found(self, text: _Text, sequence: WorkerSequence, count: int) -> tuple[list[int], int]:
+        """Returns the tokens after the longest match, and its length."""
+        index = text.index
+        known = len(index) - text.before
         if known < sequence.num_tokens:
             index.extend(sequence.token_ids_between(known, sequence.num_tokens))
         position, length = index.match()
         if not length:
-            return None
+            return [], 0
         tokens = index.after(position, count)
-        if PREDICTION_ENDS in tokens:
-            tokens = tokens[: tokens.index(PREDICTION_ENDS)]
-        return Draft(tokens, LONG if length == self._longest else SHORT) if tokens else None
+        return (tokens[: tokens.index(PREDICTION_ENDS)] if PREDICTION_ENDS in tokens else tokens), length
 
-    def _new_index(self, sequence: Sequence) -> tuple[TokenIndex, int]:
+    def _new_text(self, sequence: WorkerSequence) -> _Text:
         index = TokenIndex(self._shortest, self._longest)
         if isinstance(sequence.params.prediction, list):
             index.extend([*sequence.params.prediction, PREDICTION_ENDS])
-        self._by_slot[sequence.slot] = (index, len(index))
-        return self._by_slot[sequence.slot]
+        text = self._texts[sequence.slot] = _Text(index, len(index))
+        return text

@@ -42,11 +42,15 @@ class TokenIndex:
         if 2 * len(self._tokens) > self._mask:
             self._widen()
             known = 0
-        for position in range(known, len(self._tokens)):
-            place = self._place(position)
-            self._before.append(self._newest[place])
+        text, before, newest = self._tokens, self._before, self._newest
+        for position in range(known, len(text)):
+            value = 0
+            for token in text[max(position + 1 - self._shortest, 0) : position + 1]:
+                value = (value * 31 + token + 1) * _FACTOR
+            place = (value >> 15) & self._mask
+            before.append(newest[place])
             if position + 1 >= self._shortest:
-                self._newest[place] = position
+                newest[place] = position
 
     def match(self) -> tuple[int, int]:
         """Returns the last position of the longest earlier match of the text's end, and its length; 0 if none is.
@@ -84,12 +88,6 @@ class TokenIndex:
             if tokens[one - length] != tokens[other - length]:
                 return length
         return most
-
-    def _place(self, position: int) -> int:
-        value = 0
-        for token in self._tokens[max(position + 1 - self._shortest, 0) : position + 1]:
-            value = (value * 31 + token + 1) * _FACTOR
-        return (value >> 15) & self._mask
 
     def _widen(self) -> None:
         """Clears chains and table, which becomes large enough."""

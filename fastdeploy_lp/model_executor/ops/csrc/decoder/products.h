@@ -3,10 +3,10 @@
 
 #include "decoder/prefetch.h"
 
-#define FDLP_TILES_OF(f)                                                                                                            \
-    FDLP_TILE(1, f)                                                                                                                 \
-    FDLP_TILE(2, f) FDLP_TILE(3, f) FDLP_TILE(4, f) FDLP_TILE(5, f) FDLP_TILE(6, f) FDLP_TILE(7, f) FDLP_TILE(8, f) FDLP_TILE(9, f) \
-        FDLP_TILE(10, f)
+#define FDLP_TILES_OF(f) \
+    FDLP_TILE(1, f)      \
+    FDLP_TILE(2, f)      \
+    FDLP_TILE(3, f) FDLP_TILE(4, f) FDLP_TILE(5, f) FDLP_TILE(6, f) FDLP_TILE(7, f) FDLP_TILE(8, f) FDLP_TILE(9, f) FDLP_TILE(10, f)
 #define FDLP_TILES_WITH(n, f, prefetcher) \
     template void multiply_rows<n, Format::f, prefetcher>(const Panel&, const Activations&, int, prefetcher&, Floats(*)[2]);
 

@@ -410,9 +410,10 @@ class LogitsProcessorChain:
         """Counts a step once, even if another processor's faults made the chain run again."""
         for group in self._live:
             for entry in group.entries:
+                if not (entry.has_work or entry.has_acted):
+                    continue
                 # Entries that run after the filters are counted there.
-                counted_later = self._has_final and self.final.works_in_step(entry)
-                if (entry.has_work or entry.has_acted) and not counted_later:
+                if not (self._has_final and self.final.works_in_step(entry)):
                     self._count(group, entry)
         for name in self._skipped:
             self.stats[name].skipped_greedy += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +14,9 @@ from support.chat import HELLO, post
 from support.errors import check_error
 from support.guarded import AUTH
 from support.server import ServerProcess
+from support.tiny_checkpoint import write_tiny_checkpoint
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 
 def tokenize(server: ServerProcess, **body: Any) -> httpx.Response:
@@ -54,6 +58,19 @@ def test_a_conversation_can_do_without_the_beginning_of_an_answer(strict_server:
     without = tokenize(strict_server, messages=HELLO, add_generation_prompt=False).json()["tokens"]
     assert whole[: len(without)] == without
     assert detokenize(strict_server, tokens=whole[len(without) :]).json()["prompt"] == "<|im_start|>assistant\n"
+
+
+def test_a_prompt_gets_the_tokenizers_special_tokens_and_a_conversation_those_of_its_template(tmp_path: Path) -> None:
+    model = write_tiny_checkpoint(tmp_path)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    start = [("<s>", tokenizer.token_to_id("<s>"))]
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=start)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with ServerProcess(model=model) as server:
+        for asked, begins in ({}, False), ({"add_special_tokens": True}, True), ({"add_special_tokens": False}, False):
+            strings = tokenize(server, messages=HELLO, return_token_strs=True, **asked).json()["token_strs"]
+            assert (strings[0] == "<s>") is begins
+        assert tokenize(server, prompt="Hi", return_token_strs=True).json()["token_strs"][0] == "<s>"
 
 
 def test_texts_longer_than_the_context_are_counted(strict_server: ServerProcess) -> None:

@@ -52,6 +52,7 @@ class Drafting:
         self._drafters = tuple(drafters)
         self._free = [each for each in self._drafters if each.passes is None]
         self._paid = [each for each in self._drafters if each.passes is not None]
+        # A call of each drafter in each step would cost more than the work of the only one that has some.
         self._with_background = [each for each in self._drafters if type(each).begin_step is not Drafter.begin_step]
         # This step: the drafters that may have drafts, which cost no time.
         self._working = self._free

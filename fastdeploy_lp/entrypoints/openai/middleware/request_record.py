@@ -120,7 +120,7 @@ class RequestRecord:
         imposed = NOTHING_IMPOSED
         if self.rule is not NO_RULE:
             chosen = self.rule.of(body, self.key or self.client, self.request_id)
-            self.variant, imposed = chosen.name, chosen.imposed
+            self.variant, imposed = chosen.name if self.rule.name else None, chosen.imposed
         if self.brought and body.logits_processors:
             return msgspec.structs.replace(imposed, brought=dict(self.brought))
         return imposed

@@ -1,4 +1,4 @@
-// Products of tiles, compiled in files of their own: they take most of the compiler's time, and these files are compiled side by side.
+// Products of tiles, compiled in separate files, side by side: they take most of the time of the compiler.
 #pragma once
 
 #include "decoder/prefetch.h"

@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CPP := $(wildcard $(addprefix fastdeploy_lp/model_executor/ops/,csrc/*.* csrc/*/*.* cuda/kernels/*.cu* cuda/kernels/*/*.cuh) benchmarks/native/*.cpp tests/support/*.h)
-# Pip names packages, never where they come from: that is the environment's business.
-PIP := $(BIN)/python -m pip --disable-pip-version-check install
+# Pip names packages, never where they come from: that is the environment's business. Python compiles the modules that a
+# program imports; pip would compile all of them, which takes more than half of the set-up's processor time.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile
 # On a terminal pip's steps share one line; elsewhere pip says nothing unless it fails, and errors are always shown.
 PROGRESS := awk '/^(Collecting|Obtaining|Using cached|Downloading|Building|Installing|Preparing)/ \
     {printf "\r%-78.78s", $$0; fflush()} $$0 == "pip failed" {failed = 1} END {printf "\r%78s\r", ""; exit failed}'
@@ -148,7 +149,7 @@ bench-smoke: $(VENV)/dev.done ## run the benchmarks for a moment, to see that th
 $(VENV)/docs.done: docs/site/requirements.txt
 	@echo "Setting up MkDocs in $(VENV)/docs"
 	$(PYTHON) -m venv $(VENV)/docs
-	$(VENV)/docs/bin/python -m pip --disable-pip-version-check install --quiet --requirement $<
+	$(VENV)/docs/bin/python -m pip --disable-pip-version-check install --quiet --no-compile --requirement $<
 	@touch $@
 
 docs: $(VENV)/docs.done ## build the documentation's site into build/site

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from simulation import calibration, reality
 from simulation.calibration import FULL, calibrate
 from simulation.costs import Costs
 from simulation.reality import compare, holds, show
@@ -54,9 +55,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def run_reality(costs_path: Path, seconds: float, output: Path) -> int:
-    """Prints the table and write everything; 1 where the prediction is too far off."""
-    compared = compare(Costs.read(costs_path), ReplicaConfig(), seconds)
+def run_reality(costs_path: Path, extent: reality.Extent, output: Path) -> int:
+    """Prints the table and writes everything; 1 where the prediction is too far off."""
+    compared = compare(Costs.read(costs_path), ReplicaConfig(), extent)
     print(show(compared))
     output.write_bytes(msgspec.json.encode(compared) + b"\n")
     return 0 if holds(compared) else 1
@@ -67,8 +68,8 @@ def smoke() -> int:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         costs_path = directory / "costs.json"
-        calibrate("smollm2-135m", "w8a16", 1.0, quick=True).write(costs_path)
-        run_reality(costs_path, 1.0, directory / "reality.json")
+        calibrate("smollm2-135m", "w8a16", 1.0, calibration.QUICK).write(costs_path)
+        run_reality(costs_path, reality.QUICK, directory / "reality.json")
         write_scaling(measure_scaling(Costs.read(costs_path), SMOKE_SIZES), directory)
     return 0
 
@@ -85,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(costs.server)
         return 0
     if args.command == "reality":
-        return run_reality(args.costs, args.seconds, args.output)
+        return run_reality(args.costs, reality.Extent(args.seconds), args.output)
     write_scaling(measure_scaling(Costs.read(args.costs), FULL_SIZES), args.directory)
     return 0
 

@@ -253,7 +253,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--smoke", action="store_true")
     args = parser.parse_args()
     if args.smoke:
-        args.requests, args.max_tokens, args.turns = [1, 2], 12, 1
+        args.requests, args.max_tokens, args.turns = [2], 12, 1
         args.tasks = args.tasks or ["quote", "chat"]
     return args
 

@@ -29,15 +29,29 @@ from simulation.trace import Arrival
 RUNNER = Path(__file__).resolve().parents[1] / "simulate_steps.py"
 FULL = "float32"
 START_SECONDS = 120.0
-WAVES = (1, 4, 8, 16, 32)
 PROMPT, OUTPUT = 32, 96
 # Requests for one token, one after the other: what a request costs beside its step.
 SINGLE_PROMPTS = (32, 128, 256)
-SINGLES = 12
 # The same beside a few that go on.
-BACKGROUND, BACKGROUND_OUTPUT = 4, 480
-DISTURBING, DISTURBING_SECONDS = 9, 0.3
-TURNS = 4
+BACKGROUND, DISTURBING_SECONDS = 4, 0.3
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Requests that measure a server: `waves` of equal ones, `singles` of each length for one token.
+
+    disturbing: requests for one token beside others that go on for `background_output` tokens, in each of `turns`.
+    """
+
+    waves: tuple[int, ...]
+    singles: int
+    disturbing: int
+    background_output: int
+    turns: int
+
+
+WHOLE = Extent((1, 4, 8, 16, 32) * 2, singles=12, disturbing=9, background_output=480, turns=4)
+QUICK = Extent((1, 2), singles=1, disturbing=1, background_output=60, turns=1)
 
 
 @dataclass
@@ -57,16 +71,16 @@ class Steps:
     seconds: list[float]
 
 
-def calibrate(model: str, precision: str, seconds: float, *, quick: bool = False) -> Costs:
+def calibrate(model: str, precision: str, seconds: float, extent: Extent = WHOLE) -> Costs:
     """Costs of this machine now; takes `seconds` for the steps and about as long again for the server.
 
-    `quick` ones of a server are of little use, and there in seconds.
+    Those of a server that are measured with a QUICK extent are of little use.
     """
     quantization = None if precision == FULL else precision
     steps = _measure_steps(StepsJob(model, quantization, seconds))
     fitted = fit(steps.shapes, steps.seconds)
     with ServerProcess(our_contender(model, precision), START_SECONDS) as server:
-        added = asyncio.run(_measure_server(f"{server.url}/v1", fitted.costs, quick=quick))
+        added = asyncio.run(_measure_server(f"{server.url}/v1", fitted.costs, extent))
     return Costs(
         fitted.costs,
         added,
@@ -89,12 +103,11 @@ def _measure_steps(job: StepsJob) -> Steps:
         return msgspec.json.decode(result_path.read_bytes(), type=Steps)
 
 
-async def _measure_server(url: str, costs: StepCosts, *, quick: bool) -> ServerCosts:
+async def _measure_server(url: str, costs: StepCosts, extent: Extent) -> ServerCosts:
     """Waves of equal requests: steps beside the API process; single ones: what is left of the time to their token."""
-    waves = WAVES[:2] if quick else (*WAVES, *WAVES)
-    await send_trace(url, _wave(max(waves)), 0)
+    await send_trace(url, _wave(max(extent.waves)), 0)
     features, added = [], []
-    for number, rows in enumerate(waves):
+    for number, rows in enumerate(extent.waves):
         sent, samples = await send_trace(url, _wave(rows), 1 + number)
         tpots = [tpot for sample in samples if (tpot := sample.tpot) is not None]
         if not tpots:
@@ -105,16 +118,16 @@ async def _measure_server(url: str, costs: StepCosts, *, quick: bool) -> ServerC
     if min(per_step, per_token) < 0:
         per_step, per_token = 0.0, max(0.0, statistics.fmean(a / f[1] for a, f in zip(added, features, strict=True)))
     alone = Costs(costs, ServerCosts(per_step=per_step, per_token=per_token))
-    idle = await _per_request(url, costs, per_step + per_token, 1 if quick else SINGLES)
-    busy = await _per_request_busy(url, alone, 1 if quick else TURNS)
+    idle = await _per_request(url, costs, per_step + per_token, extent.singles)
+    busy = await _per_request_busy(url, alone, extent)
     return ServerCosts(idle, max(idle, busy), per_step, per_token)
 
 
-async def _per_request_busy(url: str, alone: Costs, turns: int) -> float:
+async def _per_request_busy(url: str, alone: Costs, extent: Extent) -> float:
     """Requests for one token beside a few long ones: how much later than without a server their token comes."""
     late = []
-    for turn in range(turns):
-        sent, samples = await send_trace(url, _disturbed(), 200 + turn)
+    for turn in range(extent.turns):
+        sent, samples = await send_trace(url, _disturbed(extent), 200 + turn)
         played = {each.arrival.number: each for each in _played(sent, alone)}
         for number, sample in enumerate(samples[BACKGROUND:], BACKGROUND):
             if (ttft := sample.ttft) is not None:
@@ -149,11 +162,11 @@ def _played(trace: list[Arrival], costs: Costs) -> list[Served]:
     return Fleet(1, RoundRobin(1, 0), ReplicaConfig(), costs).play(trace).served
 
 
-def _disturbed() -> list[Arrival]:
+def _disturbed(extent: Extent) -> list[Arrival]:
     """Long requests from the beginning on, and beside them, one after the other, requests for one token."""
-    return [Arrival(number, 0.0, PROMPT, BACKGROUND_OUTPUT) for number in range(BACKGROUND)] + [
+    return [Arrival(number, 0.0, PROMPT, extent.background_output) for number in range(BACKGROUND)] + [
         Arrival(BACKGROUND + number, (number + 1) * DISTURBING_SECONDS, SINGLE_PROMPTS[number % len(SINGLE_PROMPTS)], 1)
-        for number in range(DISTURBING)
+        for number in range(extent.disturbing)
     ]
 
 

@@ -25,12 +25,24 @@ LOADS = {"low": 0.3, "near capacity": 0.85, "over capacity": 1.6}
 # Outputs are short, so that a minute has enough requests for a percentile.
 SHAPE = TraceShape(1.0, Lengths(120.0, 1.0, 1024), Lengths(100.0, 0.6, 400), Prefixes(8, 64, 0.5))
 CAPACITY_REQUESTS = 600
-WARM_UP = 16
 # Requests of a load, however short it is.
 FEWEST = 4
 WITHIN = 0.15
-# The machine may be slower for half a minute: of each load the middle one of so many runs counts, which take turns.
-TURNS = 3
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Loads for `seconds` together, after `warm_up` requests.
+
+    turns: a machine may be slower for half a minute, so each load runs so many times, in turns, and the median counts.
+    """
+
+    seconds: float
+    warm_up: int = 16
+    turns: int = 3
+
+
+QUICK = Extent(1.0, warm_up=2, turns=1)
 
 
 @dataclass(frozen=True)
@@ -81,8 +93,8 @@ def predict(trace: Sequence[Arrival], costs: Costs, config: ReplicaConfig) -> Nu
     return Numbers(outcome.tokens_per_s, outcome.ttft_ms, outcome.tpot_ms)
 
 
-def compare(costs: Costs, config: ReplicaConfig, seconds: float) -> list[Compared]:
-    """Runs the loads in turns, for this long together, on a server of the calibrated kind.
+def compare(costs: Costs, config: ReplicaConfig, extent: Extent) -> list[Compared]:
+    """Runs the loads in turns on a server of the calibrated kind.
 
     A run ends with its last request.
     """
@@ -90,9 +102,9 @@ def compare(costs: Costs, config: ReplicaConfig, seconds: float) -> list[Compare
     compared = []
     with ServerProcess(our_contender(costs.model, costs.quantization or FULL), START_SECONDS) as server:
         url = f"{server.url}/v1"
-        asyncio.run(send_trace(url, [replace(each, time=0.0) for each in _first(SHAPE, WARM_UP)], 0))
-        for number, (load, share) in enumerate(list(LOADS.items()) * TURNS):
-            rate, length = share * most, seconds / TURNS
+        asyncio.run(send_trace(url, [replace(each, time=0.0) for each in _first(SHAPE, extent.warm_up)], 0))
+        for number, (load, share) in enumerate(list(LOADS.items()) * extent.turns):
+            rate, length = share * most, extent.seconds / extent.turns
             drawn = replace(SHAPE, rate=rate).requests(length + 10 * FEWEST / rate, seed=number)
             trace = [each for each in drawn if each.time < length or each.number < FEWEST]
             sent, samples = asyncio.run(send_trace(url, trace, 1 + number))

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import paddle
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
@@ -125,6 +124,9 @@ class Mrv2(vllm_mrv2.LogitsProcessor):
     """Reads the tokens on the device, from a tensor that it was given once."""
 
     def __init__(self, vllm_config: vllm_mrv2.VllmConfig, req_states: vllm_mrv2.LogitsProcRequestState) -> None:
+        # An API process that loads this module does without Paddle.
+        import paddle
+
         assert vllm_config.model_config.get_vocab_size() == req_states.vocab_size == VOCAB_SIZE
         self._states = SlotStates(req_states.max_num_reqs)
         self._ids = req_states.all_token_ids.gpu
@@ -134,6 +136,8 @@ class Mrv2(vllm_mrv2.LogitsProcessor):
         return self._states.add(req_idx, sampling_params)
 
     def apply(self, logits: Tensor, ctx: vllm_mrv2.LogitsContext) -> Tensor:
+        import paddle
+
         mine = self._states.rows(ctx.idx_mapping_np)
         if not mine.size:
             return logits

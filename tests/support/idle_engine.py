@@ -77,8 +77,9 @@ class HeldTokenizer(Tokenizer):
 
 
 def config_in(folder: Path, scheduler: SchedulerConfig, chat: ChatConfig, name: str = "tiny-llama") -> FDConfig:
-    """The configuration of a tiny model, whose checkpoint is written to `folder`."""
-    write_tiny_checkpoint(folder, context=CONTEXT)
+    """The configuration of a tiny model, whose checkpoint is written to `folder` unless it has one."""
+    if not (folder / "config.json").exists():
+        write_tiny_checkpoint(folder, context=CONTEXT)
     config = tiny_fd_config(max_model_len=CONTEXT)
     model = replace(config.model_config, directory=str(folder), served_model_name=name)
     return replace(config, model_config=model, scheduler_config=scheduler, chat_config=chat)
@@ -87,7 +88,7 @@ def config_in(folder: Path, scheduler: SchedulerConfig, chat: ChatConfig, name: 
 class Idle:
     """A running application, its engine, worker and tokenizer."""
 
-    def __init__(self, folder: Path, scheduler: SchedulerConfig) -> None:
+    def __init__(self, folder: Path, scheduler: SchedulerConfig, args: ServerArgs) -> None:
         config = config_in(folder, scheduler, ChatConfig(trust_request_chat_template=True))
         self.worker = IdleWorker()
         self.engine = EngineClient(config, [], lambda: cast(WorkerHandle, self.worker))
@@ -95,12 +96,14 @@ class Idle:
         for part in (self.engine, self.engine.inputs, self.engine.inputs._prompt_text):
             name = "tokenizer" if part is self.engine else "_tokenizer"
             setattr(part, name, self.tokenizer)
-        self.app: ASGIApp = build_app(self.engine, ServerArgs(api_key=[]))
+        self.app: ASGIApp = build_app(self.engine, args)
 
 
 @asynccontextmanager
-async def idle(folder: Path, scheduler: SchedulerConfig | None = None) -> AsyncIterator[Idle]:
-    running = Idle(folder, scheduler or SchedulerConfig(8, 64))
+async def idle(
+    folder: Path, scheduler: SchedulerConfig | None = None, args: ServerArgs | None = None
+) -> AsyncIterator[Idle]:
+    running = Idle(folder, scheduler or SchedulerConfig(8, 64), args or ServerArgs(api_key=[]))
     await running.engine.start()
     try:
         yield running

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from paddle import Tensor
 from pydantic import BaseModel
 
 from fastdeploy_lp.logits_processor import vllm_v1
 from fastdeploy_lp.openai.logits_processor import LogitsProcessor
+
+if TYPE_CHECKING:
+    from paddle import Tensor
 
 BANNED_BY_ROWS = 2
 BANNED_BY_PLUGIN = 3

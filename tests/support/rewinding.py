@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from paddle import Tensor
 from pydantic import BaseModel
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessor, vllm_mrv2, vllm_v1
 from fastdeploy_lp.logits_processor.actions import RequestActions
+
+if TYPE_CHECKING:
+    from paddle import Tensor
 
 LONGEST = 4
 

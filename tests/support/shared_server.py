@@ -1,8 +1,8 @@
-"""A tiny model that one or several ranks serve, with dialects and every builtin in its chain."""
+"""A tiny model that one or several ranks serve, with dialects and builtins in its chain."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,11 @@ DIALECTS = {
 }
 
 
-def serve(folder: Path, *options: str, dialects: Mapping[str, str] = DIALECTS) -> ServerProcess:
+def serve(
+    folder: Path, *options: str, dialects: Mapping[str, str] = DIALECTS, builtins: Iterable[str] = BUILTIN
+) -> ServerProcess:
     """A server of tiny-llama with room for long answers, its checkpoint in `folder`."""
-    declared = [*dialects.values(), *BUILTIN, "support.counting:CountsSteps"]
+    declared = [*dialects.values(), *builtins, "support.counting:CountsSteps"]
     sizes = ["--max-num-seqs", "4", "--max-model-len", str(LONG_CONTEXT), "--vllm-compat"]
     write_tiny_checkpoint(folder, context=LONG_CONTEXT)
     return ServerProcess("--logits-processors", *declared, *sizes, *options, model=str(folder))

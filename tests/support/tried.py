@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import paddle
-import torch
 from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    import paddle
+    import torch
 
 RAISED: dict[str, Callable[[], BaseException]] = {
     "exit": lambda: SystemExit(3),
@@ -46,6 +48,18 @@ class TokenizerSecond(AddsAtCall):
 
 PLUGIN = {"logits_processor_class": AddsAtCall, "parameters_model": TokenParams}
 TOKENIZER_SECOND = {"logits_processor_class": TokenizerSecond, "parameters_model": TokenParams}
+
+
+class Adds:
+    """Called as the processors of transformers; finds out at its first call that there is no such token."""
+
+    def __init__(self, place: int) -> None:
+        self._place = place
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        changed = scores.clone()
+        changed[0, self._place] += 1000.0
+        return changed
 
 
 class Raises:

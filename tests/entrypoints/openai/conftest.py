@@ -14,8 +14,12 @@ from support.server import DEFAULT_MODEL, TESTS, ServerProcess
 from support.supervised import supervised_server
 from support.tiny import write_tiny_checkpoint
 
+from fastdeploy_lp import LLM
 from fastdeploy_lp.config.log_format import FORMAT_VARIABLE, LEVEL_VARIABLE
 
+PREPARING = [f"support.preparing:{name}" for name in ("LooksUp", "Skips", "Holds")]
+ACTING = ["support.acting:Acts", "support.acting:ActsTyped", "ClassProbabilitiesLogitsProcessor"]
+REWINDING = ["PhraseBanLogitsProcessor", "support.rewinding:Rewinds"]
 TEMPLATE = TESTS / "data" / "chatml_tools.jinja"
 
 
@@ -55,10 +59,18 @@ def lasting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerP
 
 @pytest.fixture(scope="session")
 def authors_server(tiny_checkpoint: Path) -> Iterator[ServerProcess]:
-    """Processors whose own code checks or prepares requests, in the ways of `support.held` and `support.preparing`."""
-    declared = [*HELD, *(f"support.preparing:{name}" for name in ("LooksUp", "Skips", "Holds"))]
+    """Processors that check requests in their own code, prepare values or act; only for requests with arguments."""
     options = ["--logits-processors-code-timeout", "60", "--max-num-seqs", "4"]
-    with ServerProcess("--logits-processors", *declared, *options, model=str(tiny_checkpoint)) as running:
+    declared = ["--logits-processors", *HELD, *PREPARING, *ACTING]
+    with ServerProcess(*declared, *options, model=str(tiny_checkpoint)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def authors_llm(tiny_checkpoint: Path) -> Iterator[LLM]:
+    """Processors that prepare requests, act or rewind, for requests with arguments."""
+    declared = [*PREPARING, *ACTING, *REWINDING]
+    with LLM(str(tiny_checkpoint), logits_processors=declared, max_num_seqs=4) as running:
         yield running
 
 

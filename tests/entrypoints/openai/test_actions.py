@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +15,6 @@ from support.server import ServerProcess
 from fastdeploy_lp import LLM, SamplingParams
 
 MESSAGES: list[Any] = [{"role": "user", "content": "the quick brown fox"}]
-DECLARED = ["support.acting:Acts", "support.acting:ActsTyped", "ClassProbabilitiesLogitsProcessor"]
 AT = 5
 STOP = {"processor": "Acts", "reason": f"after {AT}"}
 ACTS = {"Acts": {"finish_at": AT, "emit_at": [0, 3, AT]}}
@@ -25,9 +23,8 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
 
 
 @pytest.fixture(scope="module")
-def server(tiny_checkpoint: Path) -> Iterator[ServerProcess]:
-    with ServerProcess("--logits-processors", *DECLARED, model=str(tiny_checkpoint)) as running:
-        yield running
+def server(authors_server: ServerProcess) -> ServerProcess:
+    return authors_server
 
 
 @pytest.fixture(scope="module")
@@ -217,12 +214,11 @@ def test_counters_and_schemas_are_published(server: ServerProcess) -> None:
         assert 'logits_processor_finishes_total{processor="Acts"}' in metrics.text
 
 
-def test_offline_answers_have_them(tiny_checkpoint: Path) -> None:
-    with LLM(model=str(tiny_checkpoint), logits_processors=DECLARED) as llm:
-        params = {"temperature": 0, "ignore_eos": True}
-        plain = llm.chat(MESSAGES, SamplingParams(max_tokens=AT, **params), use_tqdm=False)[0].outputs
-        done = llm.chat(MESSAGES, SamplingParams(max_tokens=12, logits_processors=ACTS, **params), use_tqdm=False)
-        found = done[0].outputs
+def test_offline_answers_have_them(authors_llm: LLM) -> None:
+    params = {"temperature": 0, "ignore_eos": True}
+    plain = authors_llm.chat(MESSAGES, SamplingParams(max_tokens=AT, **params), use_tqdm=False)[0].outputs
+    done = authors_llm.chat(MESSAGES, SamplingParams(max_tokens=12, logits_processors=ACTS, **params), use_tqdm=False)
+    found = done[0].outputs
     assert (found.text, found.token_ids) == (plain.text, plain.token_ids)
     assert (found.finish_reason, found.stop_reason) == ("stop", STOP)
     assert found.logits_processors_outputs == OUTPUTS

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 import zmq
 from support.chat import HELLO, chunks, opened_stream, post, text_of, wait_for_text
+from support.leftovers import REGISTERS, check_nothing_left, read_to_the_end
 from support.server import ServerProcess, free_port, health, server_environment, wait_until
 from support.supervised import LONG, supervised_server
 
@@ -24,7 +25,7 @@ from fastdeploy_lp.engine.metrics import PREFIX
 
 SLOTS = 4
 SHORT: dict[str, Any] = {"messages": HELLO, "max_tokens": 8, "temperature": 1, "seed": 5, "ignore_eos": True}
-CHAIN = ["support.served_faults:RaisesOnBoom", "LogitBiasLogitsProcessor"]
+CHAIN = ["support.served_faults:RaisesOnBoom", "LogitBiasLogitsProcessor", REGISTERS]
 
 
 def two_ports() -> int:
@@ -204,3 +205,14 @@ def test_a_stream_is_the_same_text_as_a_plain_answer(server: ServerProcess) -> N
     with opened_stream(server, SHORT) as payloads:
         streamed = text_of(chunks(payloads))
     assert streamed == content_of(post(server, SHORT))
+
+
+def test_killed_api_process_takes_its_workers_along(server: ServerProcess) -> None:
+    """Last: it ends the server. One of the workers is not the first of its place."""
+    workers = server.worker_pids
+    assert all(f"process {pid} is registered" in server.log for pid in (server.pid, *workers))
+    with opened_stream(server, LONG) as payloads:
+        wait_for_text(payloads)
+        assert server.stop(signal.SIGKILL) == -signal.SIGKILL
+        read_to_the_end(payloads)
+    check_nothing_left(server, *workers)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
-from support.chat import chat_url, chunks, metric, opened_stream, post
+from support.chat import chunks, encode, metric, opened_stream, post
 from support.server import REPOSITORY, ServerProcess, free_port, wait_until
 
 BLOCK_SIZE = 8
 BUDGET = 16
+CONTEXT = 8192
+# Text of this token alone has the same tokens when it is read again.
+REREAD = " dog"
 PRINTED_PORT = "8183"
 
 
@@ -44,14 +48,15 @@ def printed_program(port: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def watched() -> Iterator[Watched]:
+def watched(light_checkpoint: Path) -> Iterator[Watched]:
     port = free_port()
     # Before the server: it connects while the model loads, and hears the first message.
     program = printed_program(port)
     with subprocess.Popen([sys.executable, "-u", "-c", program], stdout=subprocess.PIPE, text=True) as listener:
         try:
-            options = ("--block-size", str(BLOCK_SIZE), "--max-num-batched-tokens", str(BUDGET))
-            with ServerProcess(*options, "--cache-queue-port", str(port)) as server:
+            options = ["--block-size", str(BLOCK_SIZE), "--max-num-batched-tokens", str(BUDGET)]
+            options += ["--max-model-len", str(CONTEXT), "--logits-processors", "LogitBiasLogitsProcessor"]
+            with ServerProcess(*options, "--cache-queue-port", str(port), model=str(light_checkpoint)) as server:
                 yield Watched(server, listener)
         finally:
             listener.kill()
@@ -97,7 +102,8 @@ def test_completions_tell_cached_tokens(client: openai.Client) -> None:
 def test_a_chats_next_turn_tells_cached_tokens(watched: Watched) -> None:
     server = watched.server
     messages = [{"role": "user", "content": "Count from one to nine, in words, one after the other."}]
-    body: dict[str, Any] = {"messages": messages, "max_tokens": 24, "temperature": 0}
+    (token,) = encode(REREAD)
+    body: dict[str, Any] = {"messages": messages, "max_tokens": 24, "logit_bias": {str(token): 100}}
     first = post(server, body).json()
     details = first["usage"]["prompt_tokens_details"]
     assert details == {"cached_tokens": 0}
@@ -122,13 +128,15 @@ def test_choices_after_the_first_share_its_prompt(watched: Watched) -> None:
 
 def test_a_client_that_leaves_in_the_middle_of_its_prompt_frees_its_blocks(watched: Watched) -> None:
     server = watched.server
-    body = {"messages": [{"role": "user", "content": "word " * 1500}], "max_tokens": 1}
+    content = json.dumps({"prompt": "word " * (CONTEXT - 100), "max_tokens": 1}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: server\r\nContent-Type: application/json\r\n"
 
     def used() -> float:
         return metric(server, "kv_cache_blocks_used")
 
-    with httpx.Client() as connection, pytest.raises(httpx.ReadTimeout):
-        connection.post(chat_url(server), json=body, timeout=httpx.Timeout(30.0, read=0.5))
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        wait_until(lambda: used() > 0, 30)
     wait_until(lambda: metric(server, "num_requests_running") == 0 == used(), 30)
-    assert 0 < metric(server, "kv_cache_blocks") == 32 * 2048 / BLOCK_SIZE
+    assert 0 < metric(server, "kv_cache_blocks") == 32 * CONTEXT / BLOCK_SIZE
     assert metric(server, "num_preemptions_total") == 0

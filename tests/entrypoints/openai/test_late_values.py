@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +11,6 @@ from support.server import ServerProcess
 
 from fastdeploy_lp import LLM, SamplingParams
 
-DECLARED = [f"support.preparing:{name}" for name in ("LooksUp", "Skips", "Holds")]
 MESSAGES = [{"role": "user", "content": "the quick brown fox"}]
 
 
@@ -69,14 +67,13 @@ def test_a_client_that_leaves_frees_its_place(server: ServerProcess) -> None:
     assert chat(server, "LooksUp").json()["choices"][0]["token_ids"] == [301] * 4
 
 
-def test_offline_requests_have_values_too(tiny_checkpoint: Path) -> None:
-    with LLM(str(tiny_checkpoint), logits_processors=DECLARED, max_num_seqs=4) as llm:
-        params = [
-            SamplingParams(
-                temperature=0, max_tokens=3, ignore_eos=True, n=2, logits_processors={"LooksUp": {"word": "w" * size}}
-            )
-            for size in range(1, 5)
-        ]
-        outputs = llm.generate(["the dog"] * 4, params, use_tqdm=False)
+def test_offline_requests_have_values_too(authors_llm: LLM) -> None:
+    params = [
+        SamplingParams(
+            temperature=0, max_tokens=3, ignore_eos=True, n=2, logits_processors={"LooksUp": {"word": "w" * size}}
+        )
+        for size in range(1, 5)
+    ]
+    outputs = authors_llm.generate(["the dog"] * 4, params, use_tqdm=False)
     for size, output in enumerate(outputs, start=1):
         assert [each.token_ids for each in output.completions] == [[300 + size] * 3] * 2

@@ -116,9 +116,8 @@ def test_the_last_phrase_stands_where_the_answer_would_have_ended(phrases: Serve
     text, _, _ = answer(phrases, last_phrase="\n\nSources, all of them:")
     assert text.startswith(f"{plain}\n\nSources, all of them:")
     # Nor can the end be drawn before.
-    for seed in range(2):
-        text, reason, _ = answer(phrases, last_phrase=" That is all.", temperature=1.5, seed=seed, max_tokens=60)
-        assert " That is all." in text or reason == "length"
+    text, reason, _ = answer(phrases, last_phrase=" That is all.", temperature=1.5, seed=0, max_tokens=60)
+    assert " That is all." in text or reason == "length"
 
 
 @pytest.mark.parametrize("temperature", [0, 2.0])
@@ -167,11 +166,11 @@ def test_an_unsure_model_falls_back_to_a_phrase(phrases: ServerProcess) -> None:
 def test_a_watermark_is_found_by_the_command_and_only_with_its_key(
     phrases: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    long = {"max_tokens": 120, "temperature": 1.0, "seed": 5, "ignore_eos": True}
+    long = {"max_tokens": 80, "temperature": 1.0, "seed": 5, "ignore_eos": True}
     question = "Write a long story about a sailor who finds an island."
     marked, _, tokens = answer(phrases, question, watermark_key=2023, **long)
     unmarked, _, _ = answer(phrases, question, **long)
-    assert tokens == 120
+    assert tokens == 80
     options = ["--model", MODEL, "--key"]
     (tmp_path / "marked").write_text(marked)
     assert detect_watermark(["-i", str(tmp_path / "marked"), *options, "2023"]) == 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +13,7 @@ from typing import Any
 import openai
 import pytest
 from support.chat import HELLO, metric, opened_stream, post, wait_for_running, wait_for_text
+from support.leftovers import PROCESS_SECONDS, REGISTERS, check_nothing_left
 from support.server import ServerProcess, wait_until
 from support.supervised import LONG, supervised_server
 
@@ -23,6 +27,7 @@ def full_at(
     """A server with one slot, and how many sequences it takes; without a queue also in test_troubleshooting.py."""
     waiting: int = request.param
     options = ["--max-num-seqs", "1", "--max-waiting-requests", str(waiting)]
+    options += ["--timeout-graceful-shutdown", "1", "--logits-processors", REGISTERS]
     with supervised_server(tmp_path_factory.mktemp("s"), *options) as server:
         yield server, 1 + waiting
 
@@ -112,3 +117,21 @@ def test_the_official_client_comes_back_by_itself(full_at: tuple[ServerProcess, 
             answer = pool.submit(client.chat.completions.create, model="default", messages=HELLO, max_tokens=1)  # type: ignore[arg-type]
             assert refused.wait(60)
         assert answer.result(60).choices
+
+
+def test_what_is_not_done_in_time_ends_with_an_error(full_at: tuple[ServerProcess, int]) -> None:
+    """Last: it ends the server."""
+    server, _ = full_at
+    worker_pid = server.worker_pid
+    with opened_stream(server, LONG) as payloads:
+        wait_for_text(payloads)
+        os.kill(server.pid, signal.SIGTERM)
+        rest = list(payloads)
+    assert server.process is not None
+    assert server.process.wait(PROCESS_SECONDS) in (0, -signal.SIGTERM)
+    error = json.loads(rest[-2])["error"]
+    assert error["code"] == "engine_down"
+    assert "shutting down" in error["message"]
+    assert rest[-1] == "[DONE]"
+    assert "Traceback" not in server.log
+    check_nothing_left(server, worker_pid)

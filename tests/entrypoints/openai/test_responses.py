@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,11 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, Field, TypeAdapter
 from support.chat import MODEL, encode, post
 from support.forced import AT_ONCE, says
+from support.idle_engine import idle
 from support.server import ServerProcess
 
 from fastdeploy_lp.entrypoints.openai.protocol.response_events import ResponseEvent
+from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 
 EVENTS: TypeAdapter[ResponseEvent] = TypeAdapter(ResponseEvent)
 THOUGHT, ANSWER = "\nHm, 🤔 <b>?\n", "\n\nYes."
@@ -389,17 +392,21 @@ def test_a_stored_response_is_not_streamed_again(scripted: openai.Client) -> Non
         scripted.responses.retrieve(response.id, stream=True)
 
 
-@pytest.fixture(scope="module")
-def stored_in_file(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    path = tmp_path_factory.mktemp("store") / "responses.db"
-    keys = ["--api-key", "one", "--api-key", "two"]
-    faults = ["--logits-processors", "support.served_faults:RaisesOnBoom"]
-    return [*keys, *faults, "--response-store", str(path), "--response-store-max-bytes", "8000"]
+@pytest.fixture
+def stored_in_file(tmp_path: Path) -> ServerArgs:
+    """Two keys, and a file for the responses of each."""
+    return ServerArgs(
+        api_key=["one", "two"], response_store=str(tmp_path / "responses.db"), response_store_max_bytes=8000
+    )
 
 
 @pytest.fixture
-def keyed_server(tiny_checkpoint: Path, stored_in_file: list[str]) -> Iterator[ServerProcess]:
-    with ServerProcess(*stored_in_file, model=str(tiny_checkpoint), own_metrics_port=False) as running:
+def keyed_server(tiny_checkpoint: Path, stored_in_file: ServerArgs) -> Iterator[ServerProcess]:
+    options = [word for key in stored_in_file.api_key for word in ("--api-key", key)]
+    options += ["--response-store", str(stored_in_file.response_store)]
+    options += ["--response-store-max-bytes", str(stored_in_file.response_store_max_bytes)]
+    options += ["--logits-processors", "support.served_faults:RaisesOnBoom"]
+    with ServerProcess(*options, model=str(tiny_checkpoint), own_metrics_port=False) as running:
         yield running
 
 
@@ -408,7 +415,7 @@ def of_key(server: ServerProcess, key: str) -> openai.Client:
 
 
 def test_responses_belong_to_a_key_and_outlive_the_server(
-    keyed_server: ServerProcess, tiny_checkpoint: Path, stored_in_file: list[str]
+    keyed_server: ServerProcess, stored_in_file: ServerArgs, tmp_path: Path
 ) -> None:
     short: dict[str, Any] = {"model": "default", "input": "Go", "max_output_tokens": 3}
     with of_key(keyed_server, "one") as one, of_key(keyed_server, "two") as two:
@@ -429,8 +436,20 @@ def test_responses_belong_to_a_key_and_outlive_the_server(
         assert last.type == "response.failed"
         assert last.response.error is not None
         assert last.response.error.code == "server_error"
-    again = ServerProcess(*stored_in_file, model=str(tiny_checkpoint), own_metrics_port=False)
     keyed_server.stop()
-    with again, of_key(again, "one") as one:
-        assert one.responses.retrieve(kept.id).model_dump() == kept.model_dump()
-        assert one.responses.create(**short, previous_response_id=kept.id).previous_response_id == kept.id
+
+    async def after_another_start() -> None:
+        async with idle(tmp_path, args=stored_in_file) as again:
+            transport = httpx.ASGITransport(app=again.app)
+            async with (
+                httpx.AsyncClient(transport=transport) as http,
+                openai.AsyncClient(base_url="http://here/v1", api_key="one", http_client=http, max_retries=0) as one,
+            ):
+                assert (await one.responses.retrieve(kept.id)).model_dump() == kept.model_dump()
+                next_turn = asyncio.create_task(one.responses.create(**short, previous_response_id=kept.id))
+                while not again.worker.sent:
+                    assert not next_turn.done()
+                    await asyncio.sleep(0.01)
+                next_turn.cancel()
+
+    asyncio.run(after_another_start())

@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from support import rewinding
 from support.server import ServerProcess
 from tokenizers import Tokenizer
 
@@ -243,13 +242,12 @@ def new_text(event: dict[str, Any]) -> str:
     return str(delta.get("text", ""))
 
 
-def test_offline_answers_are_the_same(tiny_checkpoint: Path, client: openai.OpenAI, banned: Any) -> None:
+def test_offline_answers_are_the_same(authors_llm: LLM, client: openai.OpenAI, banned: Any) -> None:
     phrases, tokens = banned
-    with LLM(model=str(tiny_checkpoint), logits_processors=[BAN, rewinding.Rewinds]) as llm:
-        params = {"temperature": 0, "ignore_eos": True, "max_tokens": TOKENS}
-        both = {BAN: {"banned_phrases": phrases}, "Rewinds": {"forbids": [tokens[3:5]]}}
-        asked = [SamplingParams(logits_processors=each, **params) for each in ({BAN: both[BAN]}, both, {})]
-        found = [each.outputs for each in llm.chat([MESSAGES] * 3, asked, use_tqdm=False)]
+    params = {"temperature": 0, "ignore_eos": True, "max_tokens": TOKENS}
+    both = {BAN: {"banned_phrases": phrases}, "Rewinds": {"forbids": [tokens[3:5]]}}
+    asked = [SamplingParams(logits_processors=each, **params) for each in ({BAN: both[BAN]}, both, {})]
+    found = [each.outputs for each in authors_llm.chat([MESSAGES] * 3, asked, use_tqdm=False)]
     assert found[0].token_ids == tokens
     assert found[1].token_ids == list(chat(client, both).choices[0].token_ids) != tokens
     assert found[2].token_ids == list(chat(client).choices[0].token_ids)

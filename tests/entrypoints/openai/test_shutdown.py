@@ -1,25 +1,22 @@
-"""Signals to the API process: it drains as configured or ends at once, and nothing is left behind."""
+"""Signals to the API process: it drains as configured or ends at once, and nothing is left behind.
+
+Draining that takes too long is in test_queue.py, a killed API process in test_data_parallel.py.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
 from support.chat import HELLO, chunks, opened_stream, post, text_of, wait_for_text
 from support.errors import check_error
-from support.server import ServerProcess, health, process_exists, wait_until
+from support.leftovers import PROCESS_SECONDS, REGISTERS, SHARED_MEMORY, check_nothing_left, read_to_the_end
+from support.server import ServerProcess, health, wait_until
 from support.supervised import LONG, kill_worker, supervised_server, wait_for_new_worker
 
-SHARED_MEMORY = Path("/dev/shm")
-REGISTERS = "support.registering:RegisteringLogitsProcessor"
-PROCESS_SECONDS = 30.0
 ENDED_BY_SIGTERM = (0, -signal.SIGTERM)
 
 
@@ -35,34 +32,9 @@ def shared_memory() -> set[str]:
     return set(os.listdir(SHARED_MEMORY))
 
 
-def check_nothing_left(server: ServerProcess, worker_pid: int, shared_memory: set[str]) -> None:
-    """No process, no socket directory, no shared memory, and both ports free."""
-    wait_until(lambda: not process_exists(worker_pid), PROCESS_SECONDS, lambda: "the worker lives on")
-    assert not process_exists(server.pid)
-    for port in (server.port, server.metrics_port):
-        with socket.create_server(("127.0.0.1", port)):
-            pass
-    assert os.listdir(server.environment["TMPDIR"]) == []
-    assert names_in_shared_memory(server.pid, worker_pid) - shared_memory == set()
-
-
-def names_in_shared_memory(*pids: int) -> set[str]:
-    """What has to do with one of these processes, or with nobody knows which."""
-    marks = ("fastdeploy", "paddle", *(f"_{pid}_" for pid in pids))
-    return {name for name in os.listdir(SHARED_MEMORY) if any(mark in name for mark in marks)}
-
-
 def serving(folder: Path, *options: str) -> ServerProcess:
     """A server with a processor that comes with a runtime of LLVM's OpenMP."""
     return supervised_server(folder, "--logits-processors", REGISTERS, *options)
-
-
-def read_to_the_end(payloads: Iterator[str]) -> list[str]:
-    """What still comes; the server may cut the connection."""
-    rest: list[str] = []
-    with suppress(httpx.TransportError):
-        rest.extend(payloads)
-    return rest
 
 
 def test_sigterm_lets_a_running_stream_finish(folder: Path, shared_memory: set[str]) -> None:
@@ -86,35 +58,7 @@ def test_sigterm_lets_a_running_stream_finish(folder: Path, shared_memory: set[s
         assert parts[-1]["choices"][0]["finish_reason"] == "length"
         assert usage["usage"]["completion_tokens"] == 800
         assert text_of(parts)
-        check_nothing_left(server, worker_pid, shared_memory)
-
-
-def test_what_is_not_done_in_time_ends_with_an_error(folder: Path, shared_memory: set[str]) -> None:
-    with serving(folder, "--timeout-graceful-shutdown", "1") as server:
-        worker_pid = server.worker_pid
-        with opened_stream(server, LONG) as payloads:
-            wait_for_text(payloads)
-            os.kill(server.pid, signal.SIGTERM)
-            rest = list(payloads)
-        assert server.process is not None
-        assert server.process.wait(PROCESS_SECONDS) in ENDED_BY_SIGTERM
-        error = json.loads(rest[-2])["error"]
-        assert error["code"] == "engine_down"
-        assert "shutting down" in error["message"]
-        assert rest[-1] == "[DONE]"
-        assert "Traceback" not in server.log
-        check_nothing_left(server, worker_pid, shared_memory)
-
-
-def test_killed_api_process_takes_its_worker_along(folder: Path, shared_memory: set[str]) -> None:
-    """Also one that is not the first."""
-    with serving(folder) as server:
-        worker_pid = wait_for_new_worker(server, kill_worker(server))
-        with opened_stream(server, LONG) as payloads:
-            wait_for_text(payloads)
-            assert server.stop(signal.SIGKILL) == -signal.SIGKILL
-            read_to_the_end(payloads)
-        check_nothing_left(server, worker_pid, shared_memory)
+        check_nothing_left(server, worker_pid, before=shared_memory)
 
 
 def test_both_killed_at_once_leave_nothing(folder: Path, shared_memory: set[str]) -> None:
@@ -128,7 +72,7 @@ def test_both_killed_at_once_leave_nothing(folder: Path, shared_memory: set[str]
             os.kill(pid, signal.SIGKILL)
         assert server.process is not None
         assert server.process.wait(PROCESS_SECONDS) == -signal.SIGKILL
-        check_nothing_left(server, worker_pid, shared_memory)
+        check_nothing_left(server, worker_pid, before=shared_memory)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +97,7 @@ def test_second_signal_ends_a_stream_at_once(
             assert server.stop(second, PROCESS_SECONDS) in statuses
             read_to_the_end(payloads)
         assert "Traceback" not in server.log
-        check_nothing_left(server, worker_pid, shared_memory)
+        check_nothing_left(server, worker_pid, before=shared_memory)
 
 
 def test_sigterm_while_the_model_loads_ends_it(folder: Path, shared_memory: set[str]) -> None:
@@ -163,7 +107,7 @@ def test_sigterm_while_the_model_loads_ends_it(folder: Path, shared_memory: set[
         assert server.stop(seconds=PROCESS_SECONDS) in (143, *ENDED_BY_SIGTERM)
         assert "Traceback" not in server.log
         assert "ready" not in server.log
-        check_nothing_left(server, worker_pid, shared_memory)
+        check_nothing_left(server, worker_pid, before=shared_memory)
     finally:
         server.close()
 
@@ -175,4 +119,4 @@ def test_sigterm_while_a_worker_is_replaced_ends_both(folder: Path, shared_memor
         assert server.stop(seconds=PROCESS_SECONDS) in ENDED_BY_SIGTERM
         assert "Traceback" not in server.log
         for worker_pid in (old, new):
-            check_nothing_left(server, worker_pid, shared_memory)
+            check_nothing_left(server, worker_pid, before=shared_memory)

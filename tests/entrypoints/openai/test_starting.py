@@ -24,9 +24,8 @@ from fastdeploy_lp.openai.logits_processor import LogitsProcessor
 
 class Waits(LogitsProcessor):
     def __init__(self, fd_config):
-        with open(os.environ["GATE"]) as gate:
-            if gate.read() != "open":
-                raise RuntimeError("the gate stays closed")
+        with open(os.environ["GATE"]):
+            raise RuntimeError("the gate stays closed")
 
     def update_state(self, share_inputs):
         pass
@@ -36,9 +35,17 @@ class Waits(LogitsProcessor):
 """
 
 
+def check_that_it_ends(server: ServerProcess, number: int, status: int) -> None:
+    """The worker that loads the model ends as well."""
+    worker = wait_for_new_worker(server, ready=False)
+    assert server.stop(number, SECONDS) == status
+    wait_until(lambda: not process_exists(worker), SECONDS)
+    assert "Traceback" not in server.log
+
+
 @contextmanager
-def starting_server(folder: Path, checkpoint: Path, *options: str) -> Iterator[tuple[ServerProcess, Path]]:
-    """A server that listens, whose worker is not ready until somebody writes into the gate."""
+def starting_server(folder: Path, checkpoint: Path, *options: str) -> Iterator[ServerProcess]:
+    """A server that listens, and whose worker waits for a gate that nothing opens."""
     (folder / "waits.py").write_text(PROCESSOR)
     gate = folder / "gate"
     os.mkfifo(gate)
@@ -49,13 +56,16 @@ def starting_server(folder: Path, checkpoint: Path, *options: str) -> Iterator[t
     server.launch()
     try:
         wait_until(lambda: health(server.url) is not None, SECONDS, lambda: server.log)
-        yield server, gate
+        yield server
     finally:
         server.close()
 
 
-def test_everything_that_needs_the_model_says_try_again(tmp_path: Path, tiny_checkpoint: Path) -> None:
-    with starting_server(tmp_path, tiny_checkpoint) as (server, gate):
+def test_everything_that_needs_the_model_says_try_again_until_a_signal_ends_the_start(
+    tmp_path: Path, tiny_checkpoint: Path
+) -> None:
+    """That a start ends with answers is seen at each server of a test."""
+    with starting_server(tmp_path, tiny_checkpoint) as server:
         for answer in (
             post(server, {"messages": HELLO}),
             httpx.post(f"{server.url}/v1/completions", json={"prompt": "Hi"}),
@@ -72,20 +82,11 @@ def test_everything_that_needs_the_model_says_try_again(tmp_path: Path, tiny_che
         for path in ("/metrics", "/version", "/openapi.json"):
             assert httpx.get(f"{server.url}{path}").status_code == 200
         assert "Serving" not in server.log
-        gate.write_text("open")
-        wait_until(lambda: health(server.url) == 200, SECONDS, lambda: server.log)
-        wait_until(lambda: "Serving" in server.log, SECONDS)
-        assert post(server, {"messages": HELLO, "max_tokens": 2}).status_code == 200
+        check_that_it_ends(server, signal.SIGINT, 130)
 
 
-@pytest.mark.parametrize(
-    ("number", "status"),
-    # SIGTERM at this time is also in test_shutdown.py.
-    [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long), (signal.SIGINT, 130)],
-)
-def test_a_signal_ends_the_start(tmp_path: Path, tiny_checkpoint: Path, number: int, status: int) -> None:
-    with starting_server(tmp_path, tiny_checkpoint) as (server, _):
-        worker = wait_for_new_worker(server, ready=False)
-        assert server.stop(number, SECONDS) == status
-        wait_until(lambda: not process_exists(worker), SECONDS)
-        assert "Traceback" not in server.log
+@pytest.mark.long
+def test_sigterm_ends_the_start(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    """Also in test_shutdown.py."""
+    with starting_server(tmp_path, tiny_checkpoint) as server:
+        check_that_it_ends(server, signal.SIGTERM, 143)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import tempfile
@@ -67,7 +66,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "config type": (["--config", "{folder}/type.yaml"], ["max-num-seqs", "'eight'"]),
 }
 # The others are told by the same function in this process, which takes no second to start.
-THROUGH_THE_COMMAND = ("no module", "port in use")
+THROUGH_THE_COMMAND = ("port in use",)
 
 
 @pytest.fixture(scope="module")
@@ -96,11 +95,10 @@ def options_of(name: str, places: dict[str, str]) -> list[str]:
     return [option.format(**places) for option in CASES[name][0]]
 
 
-def start(options: list[str], temporary: Path, *path: Path) -> subprocess.CompletedProcess[str]:
+def start(options: list[str], temporary: Path) -> subprocess.CompletedProcess[str]:
     """A server that has to end by itself; an option that is given twice counts the second time."""
     command = server_command("--port", str(free_port()), *options)
     environment = {**server_environment(), "TMPDIR": str(temporary)}
-    environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], *map(str, path)])
     return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
 
 
@@ -176,12 +174,21 @@ class NeedsAFile(LogitsProcessor):
 """
 
 
-def test_processor_that_cannot_be_built_is_named(tmp_path: Path, tiny_checkpoint: Path) -> None:
+def test_processor_that_cannot_be_built_is_named(
+    tmp_path: Path,
+    tiny_checkpoint: Path,
+    process_as_it_was: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     """It is built in the worker, whose log holds the traceback; the one line says who failed and why."""
     (tmp_path / "faulty.py").write_text(FAULTY)
-    done = start(["--model", str(tiny_checkpoint), "--logits-processors", "faulty:NeedsAFile"], tmp_path, tmp_path)
-    assert done.returncode == 2
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(SystemExit) as raised:
+        main(["--model", str(tiny_checkpoint), "--port", str(free_port()), "--logits-processors", "faulty:NeedsAFile"])
+    assert raised.value.code == 2
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error:")]
     assert "words.txt is not here" in line
     assert "NeedsAFile" in line
     assert not list(tmp_path.glob("fastdeploy_lp-*"))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,20 +17,23 @@ from support.chat import chunks, opened_stream, post, text_of, wait_for_text
 from support.golden import cases
 from support.hash_bias import SEES_OUTPUT_ALONE, place
 from support.ranks import rank_pids
-from support.server import ServerProcess, free_port, process_exists, server_command, server_environment, wait_until
+from support.server import ServerProcess, free_port, process_exists, wait_until
 from support.shared_server import HASH_BIAS, PADDLE_DIALECTS, RANKS, answer, serve
 from support.supervised import LONG, wait_for_new_worker
 from support.tiny import write_tiny_checkpoint
 
+from fastdeploy_lp.entrypoints.openai.api_server import main
+
 PROMPT = [321, 351, 459, 297]
-OUTPUT_TOKENS = 8
-LASTING = {**LONG, "max_tokens": 120}
+OUTPUT_TOKENS = 4
+LASTING = {**LONG, "max_tokens": 60}
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """Two ranks, none of which is left when the API process is killed, so that nobody can tell them."""
-    with serve(tmp_path_factory.mktemp("two"), "--tensor-parallel-size", RANKS, dialects=PADDLE_DIALECTS) as running:
+    folder, ranks = tmp_path_factory.mktemp("two"), ("--tensor-parallel-size", RANKS)
+    with serve(folder, *ranks, dialects=PADDLE_DIALECTS, builtins=()) as running:
         yield running
         pids = [running.worker_pid, *rank_pids(running)]
         assert len(pids) == int(RANKS)
@@ -66,8 +68,8 @@ def test_a_dialect_sees_the_requests_tokens(shared: ServerProcess, name: str) ->
 
 
 def test_a_processor_sees_whole_logits_once_a_step(shared: ServerProcess) -> None:
-    found = answer(shared, max_tokens=20, logits_processors={"CountsSteps": {"counts_steps": True}})
-    assert found["token_ids"] == list(range(1, 21))
+    found = answer(shared, max_tokens=8, logits_processors={"CountsSteps": {"counts_steps": True}})
+    assert found["token_ids"] == list(range(1, 9))
 
 
 def test_the_group_is_restarted_after_the_loss_of_a_rank(shared: ServerProcess) -> None:
@@ -87,15 +89,17 @@ def test_the_group_is_restarted_after_the_loss_of_a_rank(shared: ServerProcess) 
     assert answer(shared) == before
 
 
-def test_what_is_wrong_with_another_ranks_part_is_one_line(tmp_path: Path) -> None:
+def test_what_is_wrong_with_another_ranks_part_is_one_line(
+    tmp_path: Path, process_as_it_was: None, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The first rank reads the first half of the embedding, which is as it should be."""
     path = write_tiny_checkpoint(tmp_path) / "model.safetensors"
     tensors = load_file(path)
     tensors["model.embed_tokens.weight"][-1, 0] = np.nan
     save_file(tensors, path)
-    command = server_command("--model", str(tmp_path), "--tensor-parallel-size", RANKS, "--port", str(free_port()))
-    ended = subprocess.run(command, env=server_environment(), capture_output=True, text=True, timeout=600)
-    assert ended.returncode == 2
-    loading, error = ended.stderr.splitlines()
+    with pytest.raises(SystemExit) as raised:
+        main(["--model", str(tmp_path), "--tensor-parallel-size", RANKS, "--port", str(free_port())])
+    assert raised.value.code == 2
+    loading, error = capfd.readouterr().err.splitlines()
     assert loading.endswith(f"loading {tmp_path}")
     assert error == f"error: {path}: tensor model.embed_tokens.weight holds NaN or infinity"

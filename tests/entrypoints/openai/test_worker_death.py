@@ -140,14 +140,3 @@ def test_a_server_whose_workers_keep_ending_ends_as_well(tmp_path: Path) -> None
         (line,) = [line for line in server.log.splitlines() if line.startswith("error: ")]
         assert "too often" in line
         assert "SIGKILL" in line
-
-
-def test_a_worker_that_cannot_start_again_ends_the_server(tmp_path: Path) -> None:
-    """Three times in a row, and what each of them said is in the log."""
-    with supervised_server(tmp_path) as server:
-        (tmp_path / "c" / "model.safetensors").unlink()
-        kill_worker(server)
-        assert server.process is not None
-        assert server.process.wait(3 * ENDED_SECONDS) == 1
-        (line,) = [line for line in server.log.splitlines() if line.startswith("error: ")]
-        assert "safetensors" in line

@@ -21,6 +21,7 @@ from support.supervised import LONG, kill_worker, supervised_server, wait_for_ne
 
 SLOTS = 4
 STEP_TIMEOUT = 2.0
+ENDED_SECONDS = 60.0
 SEEDED: dict[str, Any] = {"messages": HELLO, "max_tokens": 1000, "ignore_eos": True, "temperature": 1, "seed": 11}
 BESIDE: dict[str, Any] = {**SEEDED, "max_tokens": 300, "seed": 13}
 SHORT: dict[str, Any] = {"messages": HELLO, "max_tokens": 8, "temperature": 0}
@@ -147,7 +148,8 @@ def calm_beside(server: ServerProcess) -> str:
     return content_of(post(server, BESIDE).json())
 
 
-@pytest.mark.parametrize(("deadly", "word"), [("segfault", "SIGSEGV"), ("exit", "status 7"), ("hang", "step_timeout")])
+# A fault of memory ends it in the test after this one.
+@pytest.mark.parametrize(("deadly", "word"), [("exit", "status 7"), ("hang", "step_timeout")])
 def test_a_processor_that_ends_the_worker_is_named_and_out_of_service(
     server: ServerProcess, calm_beside: str, deadly: str, word: str
 ) -> None:
@@ -174,15 +176,19 @@ def test_a_processor_that_ends_the_worker_is_named_and_out_of_service(
 def test_those_who_waited_behind_a_deadly_request_have_their_answers(server: ServerProcess) -> None:
     body = {**SEEDED, "max_tokens": 100}
     calm = content_of(post(server, body).json())
-    poison = {**SHORT, "n": SLOTS, "logits_processors_args": {"deadly": "kill", "deadly_at": 2}}
+    poison = {**SHORT, "n": SLOTS, "logits_processors_args": {"deadly": "segfault", "deadly_at": 2}}
     with ThreadPoolExecutor(4) as pool:
         deadly = pool.submit(post, server, poison)
         wait_until(lambda: health(server.url) == 503, 60)
         behind = [pool.submit(post, server, body) for _ in range(3)]
         message = check_error(deadly.result(600), 500)["message"]
-        assert re.search("logits processor Deadly ended the worker.*SIGKILL", message)
+        assert re.search("logits processor Deadly ended the worker.*SIGSEGV", message)
+        # While there is no worker.
+        assert cards(server)["Deadly"]["state"] == "quarantined"
+        assert httpx.post(f"{server.url}/v1/logits_processors/Deadly/reset").json()["state"] == "ok"
         assert [content_of(each.result(600).json()) for each in behind] == [calm] * 3
-    httpx.post(f"{server.url}/v1/logits_processors/Deadly/reset")
+    assert cards(server)["Deadly"]["state"] == "ok"
+    assert post(server, {**SHORT, "logits_processors_args": {"deadly_at": 1}}).status_code == 200
 
 
 def test_a_worker_that_is_stopped_is_ended_and_replaced(server: ServerProcess, seen: Seen) -> None:
@@ -196,18 +202,14 @@ def test_a_worker_that_is_stopped_is_ended_and_replaced(server: ServerProcess, s
 
 
 def test_a_quarantine_outlasts_the_worker(server: ServerProcess) -> None:
-    """Until an operator lifts it, also while there is no worker; counters begin anew."""
+    """Until an operator lifts it."""
     boom = {**SHORT, "logits_processors_args": {"boom": 1}}
     check_error(post(server, boom), 500)
     wait_for_new_worker(server, kill_worker(server))
     assert cards(server)["RaisesOnBoom"]["state"] == "quarantined"
     assert check_error(post(server, boom), 503)["code"] == "logits_processor_quarantined"
-    old = kill_worker(server)
-    wait_until(lambda: health(server.url) == 503, 60)
     assert httpx.post(f"{server.url}/v1/logits_processors/RaisesOnBoom/reset").json()["state"] == "ok"
-    wait_for_new_worker(server, old)
     check_error(post(server, boom), 500)
-    httpx.post(f"{server.url}/v1/logits_processors/RaisesOnBoom/reset")
 
 
 @pytest.fixture(autouse=True)
@@ -236,12 +238,21 @@ def test_requests_of_clients_that_left_do_not_run_again(server: ServerProcess) -
 
 
 def test_files_of_dead_workers_are_gone(server: ServerProcess, seen: Seen) -> None:
-    """Last: it ends the server."""
     new = server.worker_pid
     assert new != seen.old
     temporary = Path(server.environment["TMPDIR"])
     assert list(temporary.glob("fastdeploy_lp-*")) == []
     assert [name for name in os.listdir("/dev/shm") if str(seen.old) in name] == []
-    assert server.stop() in (0, -signal.SIGTERM)
+
+
+def test_a_worker_that_cannot_start_again_ends_the_server(server: ServerProcess) -> None:
+    """Last: three times in a row, and what each of them said is in the log."""
+    temporary = Path(server.environment["TMPDIR"])
+    (temporary.parent / "c" / "model.safetensors").unlink()
+    last = kill_worker(server)
+    assert server.process is not None
+    assert server.process.wait(ENDED_SECONDS) == 1
+    (line,) = [line for line in server.log.splitlines() if line.startswith("error: ")]
+    assert "safetensors" in line
     assert list(temporary.glob("fastdeploy_lp-*")) == []
-    assert [name for name in os.listdir("/dev/shm") if str(new) in name] == []
+    assert [name for name in os.listdir("/dev/shm") if str(last) in name] == []

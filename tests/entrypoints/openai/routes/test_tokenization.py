@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from support.chat import HELLO, post
 from support.errors import check_error
 from support.guarded import AUTH
+from support.idle_engine import Client, idle
 from support.server import ServerProcess
-from support.tiny_checkpoint import write_tiny_checkpoint
+from support.tiny import write_tiny_checkpoint
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
@@ -61,16 +63,28 @@ def test_a_conversation_can_do_without_the_beginning_of_an_answer(strict_server:
 
 
 def test_a_prompt_gets_the_tokenizers_special_tokens_and_a_conversation_those_of_its_template(tmp_path: Path) -> None:
-    model = write_tiny_checkpoint(tmp_path)
-    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer_file = write_tiny_checkpoint(tmp_path) / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
     start = [("<s>", tokenizer.token_to_id("<s>"))]
     tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=start)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    with ServerProcess(model=model) as server:
-        for asked, begins in ({}, False), ({"add_special_tokens": True}, True), ({"add_special_tokens": False}, False):
-            strings = tokenize(server, messages=HELLO, return_token_strs=True, **asked).json()["token_strs"]
-            assert (strings[0] == "<s>") is begins
-        assert tokenize(server, prompt="Hi", return_token_strs=True).json()["token_strs"][0] == "<s>"
+    tokenizer.save(str(tokenizer_file))
+
+    async def first_of(app: Any, **body: Any) -> str:
+        content = json.dumps({"return_token_strs": True, **body}).encode()
+        status, answer = await Client(app, "/tokenize", content).answer()
+        assert status == 200
+        first: str = json.loads(answer)["token_strs"][0]
+        return first
+
+    async def scenario() -> None:
+        async with idle(tmp_path) as running:
+            assert await first_of(running.app, messages=HELLO) != "<s>"
+            for added in (True, False):
+                first = await first_of(running.app, messages=HELLO, add_special_tokens=added)
+                assert (first == "<s>") is added
+            assert await first_of(running.app, prompt="Hi") == "<s>"
+
+    asyncio.run(scenario())
 
 
 def test_texts_longer_than_the_context_are_counted(strict_server: ServerProcess) -> None:

@@ -6,39 +6,49 @@ import base64
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from support.server import ServerProcess
-from support.tiny_checkpoint import write_tiny_checkpoint
 from support.wasm import NO_REPEATS, wat
 
-ALICE, BOB, OPERATOR = "alice-key", "bob-key", "operator-key"
+from fastdeploy_lp.entrypoints.openai.uploads.store import UploadStore
+
+ALICE, BOB, CAROL, OPERATOR = "alice-key", "bob-key", "carol-key", "operator-key"
 PATH = "/v1/logits_processors"
 SECONDS = 300.0
 BIAS = {"name": "LogitBiasLogitsProcessor", "params": {"logit_bias": {"9": 1000.0}}}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+@dataclass
+class Store:
+    """A folder of uploads of an earlier server: the names of one that is as it was and of one that was changed."""
 
-
-def options(store: Path) -> list[str]:
-    keys = ["--api-key", ALICE, BOB, "--admin-api-key", OPERATOR]
-    return [*keys, "--allow-uploads", "--upload-store", str(store), "--logits-processors", "LogitBiasLogitsProcessor"]
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("uploads")
+    folder: Path
+    kept: str
+    spoilt: str
 
 
 @pytest.fixture(scope="module")
-def uploads(model: str, store: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(*options(store), model=model) as running:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    folder, owner = tmp_path_factory.mktemp("uploads"), sha256(CAROL.encode()).hexdigest()
+    earlier = UploadStore(str(folder))
+    kept, spoilt = (earlier.add(owner, label, NO_REPEATS.read_bytes()).name for label in ("kept", "spoilt"))
+    (file,) = folder.glob(f"*/{spoilt}.wasm")
+    file.write_bytes(file.read_bytes() + b"\0\1\0")
+    return Store(folder, kept, spoilt)
+
+
+@pytest.fixture(scope="module")
+def uploads(tiny_checkpoint: Path, store: Store) -> Iterator[ServerProcess]:
+    keys = ["--api-key", ALICE, BOB, CAROL, "--admin-api-key", OPERATOR]
+    options = [*keys, "--allow-uploads", "--upload-store", str(store.folder)]
+    model = str(tiny_checkpoint)
+    with ServerProcess(*options, "--logits-processors", "LogitBiasLogitsProcessor", model=model) as running:
         yield running
 
 
@@ -193,24 +203,23 @@ def test_a_fault_of_an_upload_ends_its_request_alone(uploads: ServerProcess) -> 
 
 
 def test_uploads_survive_a_restart_in_their_store_unless_they_were_changed(
-    uploads: ServerProcess, store: Path, model: str
+    uploads: ServerProcess, store: Store
 ) -> None:
-    with client(uploads, ALICE) as alice:
-        kept = upload(alice, NO_REPEATS.read_bytes(), "kept").json()["name"]
-        spoilt = upload(alice, NO_REPEATS.read_bytes(), "spoilt").json()["name"]
-    files = {path.stem: path for path in store.glob("*/*.wasm")}
-    assert all(path.stat().st_mode & 0o077 == 0 for path in files.values())
-    files[spoilt].write_bytes(files[spoilt].read_bytes() + b"\0\1\0")
-    with ServerProcess(*options(store), model=model) as again, client(again, ALICE) as alice:
-        names = [each["name"] for each in alice.get(PATH).json()["data"]]
-        assert kept in names
-        assert spoilt not in names
-        assert len(set(tokens(complete(alice, {kept: {"penalty": 100}})))) == 6
-        assert f"{spoilt}.wasm is left out" in again.log
+    with client(uploads, CAROL) as carol:
+        names = [each["name"] for each in carol.get(PATH).json()["data"]]
+        assert store.kept in names
+        assert store.spoilt not in names
+        assert len(set(tokens(complete(carol, {store.kept: {"penalty": 100}})))) == 6
+        assert f"{store.spoilt}.wasm is left out" in uploads.log
+        # This server keeps its own in the same place, which the next one reads.
+        new = upload(carol, wat(), "new").json()["name"]
+        again = UploadStore(str(store.folder))
+        assert set(again.specs_of(sha256(CAROL.encode()).hexdigest())) == {store.kept, new}
+    assert all(path.stat().st_mode & 0o077 == 0 for path in store.folder.glob("*/*.wasm"))
 
 
-def test_a_server_takes_no_uploads_unless_it_is_told(server: ServerProcess) -> None:
-    with client(server, None) as anyone:
+def test_a_server_takes_no_uploads_unless_it_is_told(light_server: ServerProcess) -> None:
+    with client(light_server, None) as anyone:
         refused = upload(anyone, wat())
         assert refused.status_code == 403
         assert refused.json()["error"]["code"] == "uploads_not_allowed"

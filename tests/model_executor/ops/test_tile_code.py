@@ -65,7 +65,17 @@ print("same bits")
 def compile_for_amx(target: Path, formats: Sequence[str], *arguments: str) -> None:
     """Compiles for these formats, as on a processor with AMX; skips the test if the compiler does not know it."""
     named = f"-DFDLP_FORMATS={' '.join(map('FDLP_FORMAT({})'.format, formats))}"
-    command = [installed_compiler(), *FLAGS, *AMX_FLAGS, "-I", str(SOURCE_DIRECTORY), named, *arguments, "-o", str(target)]
+    command = [
+        installed_compiler(),
+        *FLAGS,
+        *AMX_FLAGS,
+        "-I",
+        str(SOURCE_DIRECTORY),
+        named,
+        *arguments,
+        "-o",
+        str(target),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode and "-mamx" in done.stderr:
         pytest.skip("the compiler does not know AMX")

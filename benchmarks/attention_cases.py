@@ -178,14 +178,20 @@ def passes(device: ReadableDevice, element: str, head_dim: int, groups: Sequence
 CUTS = ((), (1,), (16, 17), (SPLIT_KEYS - 1,), (SPLIT_KEYS,), (SPLIT_KEYS + 1, SPLIT_KEYS + 2, 600), (7, 40, 261, 699))
 
 
-def same_bits_any_way(device: ReadableDevice, element: str, head_dim: int, groups: Sequence[int]) -> Iterator[bool]:
+def same_bits_any_way(
+    device: ReadableDevice,
+    element: str,
+    head_dim: int,
+    groups: Sequence[int],
+    all_cuts: Sequence[Sequence[int]] = CUTS,
+) -> Iterator[bool]:
     """Computes tokens in several ways; yields for each whether it has the bits of one pass over the whole prompt."""
     for group in groups:
         shape, length = HeadShape(2 * group, 2, head_dim), 700
         crowd = Crowd(device, shape, element, 64, [length, 1, 31, 300], seed=group)
         # The kernels write the cache as well: its rotation in float64 would round to other bits.
         alone = [crowd.run([(sequence, 0, end)])[0] for sequence, end in enumerate(crowd.lengths)]
-        for cuts in CUTS:
+        for cuts in all_cuts:
             yield bool((np.concatenate(_parts(crowd, cuts)) == alone[0]).all())
         chunks = [(sequence, end - 1, end) for sequence, end in enumerate(crowd.lengths)]
         yield all((found == whole[-1:]).all() for found, whole in zip(crowd.run(chunks, absent=3), alone, strict=True))

@@ -36,7 +36,7 @@ def compiled() -> Side:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "threads", "rows"),
-    [("forward", 32, 600), ("backward", 64, 300), ("shuffled", 256, 100), ("shuffled", 1024, 32)],
+    [("forward", 32, 300), ("backward", 64, 150), ("shuffled", 256, 50), ("shuffled", 1024, 24)],
 )
 def test_random_rows_get_the_bits_of_the_cpu(compiled: Side, order: str, threads: int, rows: int) -> None:
     assert differences(KernelSide(shim_device(order), threads), compiled, cases(rows, threads, wide_rows=0)) == {}
@@ -154,4 +154,4 @@ def test_the_program_reports_and_needs_no_paddle() -> None:
     first, second, third = done.stdout.splitlines()
     assert first == "gpu-check-kernels: on the CPU, threads in the order forward; NO GPU IS CHECKED"
     assert second == "15 operations have the CPU's bits on 40 random rows, 0 of them with 151,936 tokens"
-    assert third == "attention has the results of float64 within the tolerance of its element types in 16 passes"
+    assert third == "attention has the results of float64 within the tolerance of its element types in 6 passes"

@@ -8,18 +8,23 @@ import os
 import subprocess
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
+from typing import Any
 
+import engine_native as native
 import ml_dtypes
 import numpy as np
 import paddle
 import pytest
 from support.compilers import installed_compiler
 from support.decoders import Setting, Shape, compiled_decoder
+from support.server import REPOSITORY
 from support.tiles import passes_on
 
+from fastdeploy_lp.config.tile_choice import TileChoice
 from fastdeploy_lp.model_executor.decoder_weights import FloatArray, LinearWeights
 from fastdeploy_lp.model_executor.models.decoder import CompiledDecoder
-from fastdeploy_lp.model_executor.ops.build import compile_library
+from fastdeploy_lp.model_executor.ops.build import FLAGS, SOURCE_DIRECTORY
 from fastdeploy_lp.model_executor.ops.packed_weight import PackedWeight, WeightFormat
 from fastdeploy_lp.model_executor.ops.tiles import TileUnit
 
@@ -80,12 +85,10 @@ def defined(x: FloatArray, weight: FloatArray) -> FloatArray:
     return out
 
 
-def decoder_with_head(
-    weight: FloatArray, bias: FloatArray | None = None, ops: ctypes.CDLL | None = None
-) -> CompiledDecoder:
+def decoder_with_head(weight: FloatArray, bias: FloatArray | None = None) -> CompiledDecoder:
     shape = Shape(hidden=weight.shape[1], vocab=len(weight), layers=1)
     weights = dataclasses.replace(shape.weights(), lm_head=LinearWeights(weight, bias))
-    return compiled_decoder(shape, Setting("bfloat16"), weights, ops)
+    return compiled_decoder(shape, Setting("bfloat16"), weights)
 
 
 def head_of(decoder: CompiledDecoder, hidden: FloatArray) -> FloatArray:
@@ -169,22 +172,47 @@ def test_weights_are_rounded_to_the_nearest_halves_to_even(out: int, inputs: int
     np.testing.assert_array_equal(found.view(np.uint32), rounded(weight).view(np.uint32))
 
 
+HARNESS = REPOSITORY / "benchmarks" / "native" / "products.cpp"
+
+
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The operators as on a processor without AVX512-BF16; skips on such a processor, which computes so already."""
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Products as on a processor without AVX512-BF16; skips on such a processor, which computes so already.
+
+    The harness of products compiles in a tenth of the time of the operators; multiply-adds are contracted at -O1, too.
+    """
     macros = [installed_compiler(), "-march=native", "-dM", "-E", "-xc++", os.devnull]
     if "__AVX512BF16__" not in subprocess.run(macros, capture_output=True, text=True, check=True).stdout:
         pytest.skip("no AVX512-BF16 on this machine")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CXX", f"{installed_compiler()} -mno-avx512bf16")
-        return ctypes.CDLL(str(compile_library(tmp_path_factory.mktemp("plain"))))
+    library = tmp_path_factory.mktemp("plain") / "products.so"
+    options = ["-O1", "-mno-avx512bf16", "-DFDLP_FORMATS=FDLP_FORMAT(bfloat16)", "-I", str(SOURCE_DIRECTORY)]
+    subprocess.run([installed_compiler(), *FLAGS, *options, str(HARNESS), "-o", str(library)], check=True)
+    return library
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """The weights [out, in] and the activations [rows, in] of one product."""
+
+    matrix: FloatArray
+    x: FloatArray
+
+    def weight(self, _: Any) -> FloatArray:
+        return self.matrix
+
+    def inputs(self, _rows: int, _columns: int) -> FloatArray:
+        return self.x
 
 
 @ON_EACH_UNIT
 @pytest.mark.slow
-def test_multiply_adds_alone_give_the_same_bits(plain: ctypes.CDLL) -> None:
+def test_multiply_adds_alone_give_the_same_bits(plain: Path, ops: ctypes.CDLL) -> None:
     random = np.random.default_rng(0)
     weight = random.choice(np.array([*SMALL, *random.standard_normal(99)], np.float32), (70, 150))
     x = random.choice(np.array([*SMALL, *random.standard_normal(99)], np.float32), (41, 150))
-    expected, found = head_of(decoder_with_head(weight), x), head_of(decoder_with_head(weight, ops=plain), x)
-    assert_same_bits(found, expected)
+    expected, shape = head_of(decoder_with_head(weight), x), native.Shape(150, 70, WeightFormat.BFLOAT16)
+    products = native.OurProducts(plain, ops, [shape], 0, bfloat16=True, numbers=Given(weight, x))
+    ctypes.CDLL(str(plain)).bench_choose_tiles(TileChoice.OFF)
+    of_rows = products.rows(len(x))
+    of_rows.multiply()
+    assert_same_bits(of_rows.outputs[shape][:, : shape.out_features], expected)

@@ -22,7 +22,7 @@ HEADER = Path(__file__).with_name("cuda_shim.h")
 # Takes the place of the kernels' own file, which is in the language of GPUs.
 INSTRUCTIONS = Path(__file__).with_name("cuda_instructions.h")
 # Products and sums become one instruction only where the source says so, as with NVRTC.
-FLAGS = ("-std=c++17", "-O2", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-w")
+FLAGS = ("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-w")
 ENTRY = """
 extern "C" const char* fdlp_shim_launch(
     const char* name, unsigned x, unsigned y, unsigned threads, unsigned shared, void** arguments, int order) {{

@@ -10,7 +10,7 @@ from gpu_check_kernels import shim_device
 from fastdeploy_lp.model_executor.ops.cuda.attention_tiles import HeadShape
 from fastdeploy_lp.model_executor.ops.cuda.sources import KernelSources
 
-# Every size of heads, and every element type; the runtime compiler's test has all pairs.
+# Every size of heads, and every element type; the runtime compiler's long tests have all pairs.
 VARIANTS = (
     *(("bfloat16", head_dim) for head_dim in (32, 64, 96, 128)),
     *(("float16", 64), ("float32", 32), ("float32", 96)),

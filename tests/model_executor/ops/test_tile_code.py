@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ HARNESS = (REPOSITORY / "benchmarks" / "native" / "products.cpp", TESTS / "suppo
 # Of the weights that the program multiplies with: the code of all formats takes two minutes to optimize. A format that
 # is unpacked first adds 12 seconds, and has the same tile instructions.
 FORMATS = {"-O0": ("bfloat16", "levels8", "levels4"), "-O3": ("bfloat16", "levels8")}
+# Products on vectors, which the program does not run: they need no optimization.
+VECTORS = '#include "decoder/products.h"\n'
 INSTRUCTIONS = ("ldtilecfg", "tilezero", "tileloadd", "tilestored", "tdpbsud", "tdpbf16ps", "tilerelease")
 # Shapes with partial groups and panels, in one part and in two; rows with and without a block that overlaps.
 PROGRAM = """
@@ -59,21 +62,41 @@ print("same bits")
 """
 
 
-def compile_for_amx(target: Path, *arguments: str) -> None:
-    """Compiles as on a processor with AMX; skips the test if the compiler does not know it."""
-    command = [installed_compiler(), *FLAGS, *AMX_FLAGS, "-I", str(SOURCE_DIRECTORY), *arguments, "-o", str(target)]
+def compile_for_amx(target: Path, formats: Sequence[str], *arguments: str) -> None:
+    """Compiles for these formats, as on a processor with AMX; skips the test if the compiler does not know it."""
+    named = f"-DFDLP_FORMATS={' '.join(map('FDLP_FORMAT({})'.format, formats))}"
+    command = [
+        installed_compiler(),
+        *FLAGS,
+        *AMX_FLAGS,
+        "-I",
+        str(SOURCE_DIRECTORY),
+        named,
+        *arguments,
+        "-o",
+        str(target),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode and "-mamx" in done.stderr:
         pytest.skip("the compiler does not know AMX")
     assert done.returncode == 0, done.stderr
 
 
+def compiled_vectors(folder: Path, formats: Sequence[str]) -> list[str]:
+    """Returns the compiler's arguments for a harness that links products on vectors, compiled without optimization."""
+    source, compiled = folder / "vectors.cpp", folder / "vectors.o"
+    source.write_text(VECTORS + " ".join(map("FDLP_TILES_OF({})".format, formats)))
+    compile_for_amx(compiled, formats, "-c", str(source), "-O0")
+    return ["-include", "decoder/products.h", str(compiled)]
+
+
 def test_the_library_has_the_instructions(tmp_path: Path) -> None:
-    """All of its sources that know of tiles compile as on a processor with AMX; those of rows do not."""
+    """Its sources that multiply in tiles or choose them compile as on a processor with AMX."""
     if (objdump := shutil.which("objdump")) is None:
         pytest.skip("no objdump on this machine")
     library = tmp_path / "ops.so"
-    compile_for_amx(library, *map(str, (SOURCE_DIRECTORY / "decoder").glob("*.cpp")), "-O0")
+    sources = [str(SOURCE_DIRECTORY / "decoder" / name) for name in ("decoder.cpp", "tile_unit.cpp")]
+    compile_for_amx(library, ("bfloat16", "levels8"), *sources, "-O0")
     code = subprocess.run([objdump, "-d", "--no-show-raw-insn", library], capture_output=True, text=True, check=True)
     words = {line.split("\t")[1].split()[0] for line in code.stdout.splitlines() if line.count("\t") > 0}
     assert words >= set(INSTRUCTIONS)
@@ -84,10 +107,9 @@ def test_the_machine_code_gives_the_same_bits(tmp_path: Path, optimization: str)
     """On three threads, each of which configures its tiles and releases them."""
     if machine_unit() is not TileUnit.NO_PROCESSOR:
         pytest.skip("this processor has AMX: its instructions are not trapped, and test_tiles.py runs them")
-    library = tmp_path / "products.so"
-    formats = FORMATS[optimization]
-    named = " ".join(f"FDLP_FORMAT({name})" for name in formats)
-    compile_for_amx(library, *map(str, HARNESS), f"-DFDLP_FORMATS={named}", optimization)
+    library, formats = tmp_path / "products.so", FORMATS[optimization]
+    separate = [] if optimization == "-O0" else compiled_vectors(tmp_path, formats)
+    compile_for_amx(library, formats, *map(str, HARNESS), *separate, optimization)
     paths = os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "benchmarks")))
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(library), *formats],

@@ -30,8 +30,13 @@ def check(crowd: Crowd, chunks: Sequence[tuple[int, int, int]], absent: int = 0)
         )
 
 
-@pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize(("element", "head_dim"), VARIANTS)
+# All groups with the shortest heads; all variants with two groups, an even and an odd one.
+GENERATED = dict.fromkeys(
+    [*(("bfloat16", 32, group) for group in GROUPS), *((*each, group) for each in VARIANTS for group in (GROUPS[1], 7))]
+)
+
+
+@pytest.mark.parametrize(("element", "head_dim", "group"), [*GENERATED])
 def test_generation(element: str, head_dim: int, group: int) -> None:
     """One token each, of contexts at the edges of blocks and splits, and rows without a sequence."""
     kv_heads = 2 if group < 3 else 1
@@ -43,8 +48,12 @@ def test_generation(element: str, head_dim: int, group: int) -> None:
     check(crowd, crowd.next_tokens(*range(len(lengths))), absent=2)
 
 
-@pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize(("element", "head_dim"), [*VARIANTS[:3:2], ("float32", 32)])
+CONTINUED = (*VARIANTS[:3:2], ("float32", 32))
+
+
+@pytest.mark.parametrize(
+    ("element", "head_dim", "group"), [(*CONTINUED[number % 3], group) for number, group in enumerate(GROUPS)]
+)
 def test_prompts_that_continue_after_a_cached_part(element: str, head_dim: int, group: int) -> None:
     """Several in one pass: short, long, beginning at 0 and in the middle of a block."""
     size = BLOCK_SIZES[group % 3]
@@ -88,10 +97,13 @@ def same(mine: Sequence[NDArray[Any]], theirs: Sequence[NDArray[Any]]) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("group", [1, 3])
-def test_bits_do_not_depend_on_how_a_prompt_is_cut_or_generated(group: int) -> None:
+# Those of `CUTS`, several in one prompt.
+CUTS = ((1, 16, 17, SPLIT_KEYS - 1), (SPLIT_KEYS,), (SPLIT_KEYS + 1, SPLIT_KEYS + 2, 600), (7, 40, 261, 699))
+
+
+def test_bits_do_not_depend_on_how_a_prompt_is_cut_or_generated() -> None:
     device = shim_device("forward", KernelSources.attention(*VARIANTS))
-    assert all(same_bits_any_way(device, "bfloat16", 32, [group]))
+    assert all(same_bits_any_way(device, "bfloat16", 32, [3], CUTS))
 
 
 def test_bits_do_not_depend_on_the_size_of_splits_within_a_chunk() -> None:
@@ -115,12 +127,12 @@ def test_bits_do_not_depend_on_the_batch() -> None:
     same(crowd.run(chunks[::-1]), together[::-1])
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 3])
-def test_bits_do_not_depend_on_how_many_splits_a_block_computes(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    crowd = crowd_of(SMALL, "bfloat16", 32, [1_100])
+def test_bits_do_not_depend_on_how_many_splits_a_block_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    crowd = crowd_of(HeadShape(1, 1, 32), "bfloat16", 32, [1_100])
     (whole,) = crowd.run([(0, 0, 1_100)])
-    monkeypatch.setattr(attention_kernels, "SPLIT_BLOCKS", blocks)
-    same(crowd.run([(0, 1_099, 1_100)]), [whole[-1:]])
+    for blocks in (1, 2, 3):
+        monkeypatch.setattr(attention_kernels, "SPLIT_BLOCKS", blocks)
+        same(crowd.run([(0, 1_099, 1_100)]), [whole[-1:]])
 
 
 @pytest.mark.parametrize("order", ["backward", "shuffled"])

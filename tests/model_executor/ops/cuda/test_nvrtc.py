@@ -1,8 +1,8 @@
-"""NVIDIA's compiler takes the kernels, for three generations of GPUs, two of them with `-m long`; it needs no GPU."""
+"""NVIDIA's compiler takes the kernels, for three generations of GPUs, all pairs of element type and size of heads
+with `-m long`, as are the two newer ones; it needs no GPU."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import subprocess
 from pathlib import Path
@@ -15,28 +15,32 @@ from fastdeploy_lp.model_executor.ops.cuda.cubins import cubin_for
 from fastdeploy_lp.model_executor.ops.cuda.nvrtc import Nvrtc, NvrtcError
 from fastdeploy_lp.model_executor.ops.cuda.sources import ELEMENTS, HEAD_DIMS, KernelSources
 
-# No kernel asks for its architecture. Each takes half a minute; the oldest one has the fewest instructions.
-ARCHITECTURES = ["sm_80", *(pytest.param(name, marks=pytest.mark.long) for name in ("sm_90", "sm_100"))]
 # Of an ELF file: its magic number, and the number of CUDA's machines at byte 18.
 MAGIC, CUDA_MACHINE = b"\x7fELF", 190
-
-
+# Each element type and each size of heads; the longest heads with float32 need the most memory.
+PAIRED = KernelSources.attention(("float16", 32), ("bfloat16", 64), ("float16", 96), ("float32", 128))
 SOURCES = {
-    "rows": (KernelSources.read, 24),
+    "rows": (KernelSources.read(), 24),
+    "pairs": (PAIRED, 4 * 4),
     **{
-        element: (functools.partial(KernelSources.attention, *itertools.product([element], HEAD_DIMS)), 4 * 4)
+        element: (KernelSources.attention(*itertools.product([element], HEAD_DIMS)), 4 * len(HEAD_DIMS))
         for element in ELEMENTS
     },
 }
+# No kernel asks for its architecture. Each takes half a minute; the oldest one has the fewest instructions.
+COMPILED = [
+    pytest.param(name, architecture, marks=[] if short else pytest.mark.long)
+    for architecture, names in {"sm_80": ("rows", "pairs"), "sm_90": (), "sm_100": ()}.items()
+    for name in SOURCES
+    for short in [name in names]
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize(("name", "architecture"), COMPILED)
 def test_every_kernel_compiles(name: str, architecture: str) -> None:
     """By the way of a start: from the cache if these sources were compiled by this compiler before."""
-    read, count = SOURCES[name]
-    sources = read()
+    sources, count = SOURCES[name]
     cubin = cubin_for(architecture, sources)
     assert cubin.startswith(MAGIC)
     assert int.from_bytes(cubin[18:20], "little") == CUDA_MACHINE

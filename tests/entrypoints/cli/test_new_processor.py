@@ -35,6 +35,7 @@ class Keeping:
         check_processor, testing.check_processor = testing.check_processor, kept
 with contextlib.redirect_stdout(io.StringIO()) as shown:
     status = pytest.main(["-q", "-W", "error", "--import-mode=importlib", *folders], plugins=[Keeping()])
+of_tests = [report.as_dict() for report in reports]
 from fastdeploy_lp.entrypoints.cli import main
 from fastdeploy_lp.logits_processor.testing import CHECK_NAMES
 others = [word for name in CHECK_NAMES if name != "contract" for word in ("--skip", name)]
@@ -44,8 +45,7 @@ for name in sys.argv[1:]:
     with contextlib.redirect_stdout(io.StringIO()) as told:
         main(["check", name, "--params", given, "--strict", "--json", *others])
     commands.append(json.loads(told.getvalue()))
-reports = [report.as_dict() for report in reports]
-print(json.dumps({"status": int(status), "shown": shown.getvalue(), "reports": reports, "commands": commands}))
+print(json.dumps({"status": int(status), "shown": shown.getvalue(), "reports": of_tests, "commands": commands}))
 """
 NAMES = tuple(f"boost_{dialect.replace('-', '_')}" for dialect in DIALECTS)
 SHOWN_DIALECTS = ["native", "vllm-mrv2", "vllm-v1", "request", "plugin-dict", "torch"]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-SECONDS = 600.0
+SECONDS = 300.0
 SERVER = "fastdeploy_lp.entrypoints.openai.server"
 COMMAND = "from fastdeploy_lp.entrypoints.cli import main\nmain({!r})"
 
@@ -63,18 +65,25 @@ def run_forks(
     outputs = folder / "outputs"
     outputs.mkdir(parents=True)
     given = {"modules": modules, "programs": [asdict(each) for each in programs], "folder": str(outputs)}
-    done = subprocess.run(
+    parent = subprocess.Popen(
         [python, "-c", FORKS],
-        input=json.dumps(given),
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=SECONDS,
         cwd=folder,
         env=dict(environment),
+        start_new_session=True,
     )
-    statuses = [int(line) for line in done.stdout.splitlines()]
-    if done.returncode != 0 or len(statuses) != len(programs):
-        raise RuntimeError(f"status {done.returncode}: {done.stderr}")
+    try:
+        shown, errors = parent.communicate(json.dumps(given), timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(parent.pid, signal.SIGKILL)
+        parent.communicate()
+        raise
+    statuses = [int(line) for line in shown.splitlines()]
+    if parent.returncode != 0 or len(statuses) != len(programs):
+        raise RuntimeError(f"status {parent.returncode}: {errors}")
     return [
         subprocess.CompletedProcess(each.text, status, *((outputs / f"{number}.{n}").read_text() for n in (1, 2)))
         for number, (each, status) in enumerate(zip(programs, statuses, strict=True))

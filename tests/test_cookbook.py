@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ast
-import contextlib
-import io
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from support.command import run_here
+from support.printed_program import printed_by
 from support.server import REPOSITORY, ServerProcess, server_environment
 
 from fastdeploy_lp.entrypoints.cli import main
@@ -21,6 +21,8 @@ from fastdeploy_lp.entrypoints.cli import main
 DOCUMENT = (REPOSITORY / "docs" / "cookbook.md").read_text()
 PRINTED_URL = "http://127.0.0.1:8180"
 INTRODUCTION, *SECTIONS = re.split(r"^## ", DOCUMENT, flags=re.MULTILINE)
+# Answers to the same question are equal as far as they go.
+SHORT = 40
 RECIPES = {section.partition("\n")[0]: section for section in SECTIONS}
 
 
@@ -71,19 +73,15 @@ def run(shared: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     def run_recipe(title: str) -> str:
         (program,) = [block for block in blocks("python", RECIPES[title]) if not block.startswith("# file: ")]
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(program, dict(shared))
-        return printed.getvalue().rstrip("\n")
+        return printed_by(program, names=shared).rstrip("\n")
 
     return run_recipe
 
 
 @pytest.fixture
 def ask(shared: dict[str, Any]) -> Callable[..., str]:
-    """The page's own way to ask, to see what the model says without a recipe."""
-    found: Callable[..., str] = shared["ask"]
-    return found
+    """The page's own way to ask, to see what the model says without a recipe, as far as a test reads it."""
+    return partial(shared["ask"], max_tokens=SHORT)
 
 
 def test_every_recipe_is_run_by_a_test_of_its_own() -> None:
@@ -131,11 +129,16 @@ def test_json_comes_after_thinking(run: Callable[[str], str]) -> None:
     assert 0 <= int(run("JSON after thinking")) <= 99
 
 
-def test_the_answer_ends_with_its_sentence(
-    run: Callable[[str], str], ask: Callable[..., str], recipe_server: ServerProcess
-) -> None:
-    plain, cut = ask("Explain how rain forms."), run("End with a whole sentence after N tokens")
-    assert plain.startswith(cut)
+@pytest.fixture(scope="module")
+def rain(shared: dict[str, Any]) -> str:
+    """How the model explains rain without a recipe, in as many tokens as a recipe has."""
+    answer: str = shared["ask"]("Explain how rain forms.")
+    return answer
+
+
+def test_the_answer_ends_with_its_sentence(run: Callable[[str], str], rain: str, recipe_server: ServerProcess) -> None:
+    cut = run("End with a whole sentence after N tokens")
+    assert rain.startswith(cut)
     assert cut.endswith(".")
     body = {"prompt": cut, "add_special_tokens": False}
     assert 30 <= httpx.post(f"{recipe_server.url}/tokenize", json=body).json()["count"] < 100
@@ -163,9 +166,9 @@ def test_each_tenant_has_its_rules(
     assert second == "tenant-b: 'The capital of France'"
 
 
-def test_answers_are_shorter_and_end_with_a_sentence(run: Callable[[str], str], ask: Callable[..., str]) -> None:
-    plain, short = ask("Explain how rain forms."), run("Keep answers short")
-    assert len(short) < len(plain) * 2 / 3
+def test_answers_are_shorter_and_end_with_a_sentence(run: Callable[[str], str], rain: str) -> None:
+    short = run("Keep answers short")
+    assert len(short) < len(rain) * 2 / 3
     assert short.endswith(".")
 
 

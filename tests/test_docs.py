@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from support.command import run_here
+from support.printed_program import printed_by
 from support.server import REPOSITORY, ServerProcess, server_environment
 from support.stand_ins import vllm_stand_ins
 
@@ -26,7 +24,6 @@ DOCUMENTS = {page: (REPOSITORY / "docs" / f"{page}.md").read_text() for page in 
 CONTRACT, GUIDE, FROM_VLLM = PAGES
 PRINTED_URL = "http://127.0.0.1:8180"
 COMMAND = "PYTHONPATH=. .venv/bin/fastdeploy-lp "
-PROGRAM_SECONDS = 120.0
 
 
 def code_blocks(page: str, language: str) -> list[str]:
@@ -89,10 +86,7 @@ def run_program(page_server: ServerProcess) -> Callable[[str], list[str]]:
     """Runs a page's program against the server and returns the printed lines."""
 
     def run(page: str) -> list[str]:
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(program_of(page).replace(PRINTED_URL, page_server.url), {})
-        return printed.getvalue().splitlines()
+        return printed_by(program_of(page).replace(PRINTED_URL, page_server.url)).splitlines()
 
     return run
 
@@ -115,22 +109,13 @@ def test_no_block_of_code_is_left_out_of_these_tests(page: str, files: int, part
     assert len(re.findall("^ *```", DOCUMENTS[page], re.MULTILINE)) == 2 * (files + parts + shell)
 
 
-def test_the_program_runs_with_the_modules_beside_it(folder: Path) -> None:
-    environment = server_environment()
-    environment["PYTHONPATH"] = os.pathsep.join([str(folder), environment["PYTHONPATH"]])
+@pytest.mark.usefixtures("folder")
+def test_the_program_runs_with_the_modules_beside_it() -> None:
     program = program_of(CONTRACT)
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=folder,
-        timeout=PROGRAM_SECONDS,
-    )
-    assert done.returncode == 0, done.stderr
+    lines = printed_by(program).splitlines()
     # The error that the document quotes behind its `print`.
     (quoted,) = re.findall(r"print\(error\)  # (.*)", program)
-    assert quoted in done.stdout.splitlines()
+    assert quoted in lines
     names = [
         "LogitBiasLogitsProcessor",
         "second",
@@ -144,7 +129,7 @@ def test_the_program_runs_with_the_modules_beside_it(folder: Path) -> None:
         "scale",
     ]
     names += ["temperature", "ForcedSequenceLogitsProcessor", "NoDigits", "LookedUp", "Doubtful"]
-    listed = [line.split()[:2] for line in done.stdout.splitlines() if re.match(r"\d+ ", line)]
+    listed = [line.split()[:2] for line in lines if re.match(r"\d+ ", line)]
     assert listed == [[str(order), name] for order, name in enumerate(names)]
 
 

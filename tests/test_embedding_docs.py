@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
-from support.server import REPOSITORY, ServerProcess, server_environment
+from support.printed_program import printed_by
+from support.server import REPOSITORY, ServerProcess
 
 from fastdeploy_lp.entrypoints.openai.protocol.embedding import EmbeddingRequest
 from fastdeploy_lp.request.pooling_params import EMBED, POOLING_TASKS, PoolingParams
 
 DOCUMENT = (REPOSITORY / "docs" / "embeddings.md").read_text()
 PRINTED_URL = "http://127.0.0.1:8180"
-PROGRAM_SECONDS = 600.0
 
 
 def program_with(text: str) -> str:
@@ -21,34 +19,23 @@ def program_with(text: str) -> str:
     return str(found)
 
 
-def printed_by(program: str) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        env=server_environment(),
-        timeout=PROGRAM_SECONDS,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
-
-
 def test_no_block_of_code_is_left_out_of_these_tests() -> None:
     assert DOCUMENT.count("```") == 2 * 3
 
 
 def test_the_openai_program_runs(server: ServerProcess) -> None:
-    count, size, tokens = printed_by(program_with("openai.Client").replace(PRINTED_URL, server.url))
+    program = program_with("openai.Client").replace(PRINTED_URL, server.url)
+    count, size, tokens = printed_by(program).split()
     assert (count, size) == ("3", "576")
     assert int(tokens) > 3
 
 
 def test_the_rerank_program_finds_the_kitten(server: ServerProcess) -> None:
-    assert printed_by(program_with("v1/rerank").replace(PRINTED_URL, server.url)) == ["[1,", "0]"]
+    assert printed_by(program_with("v1/rerank").replace(PRINTED_URL, server.url)) == "[1, 0]\n"
 
 
 def test_the_offline_program_runs() -> None:
-    size, tokens = printed_by(program_with("LLM("))
+    size, tokens = printed_by(program_with("LLM(")).split()
     assert size == "64"
     assert int(tokens) > 1
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.server import REPOSITORY, ServerProcess, server_environment
+from support.printed_program import printed_by
+from support.server import REPOSITORY, ServerProcess
 
 README = (REPOSITORY / "README.md").read_text()
 PRINTED_URL = "http://127.0.0.1:8180"
@@ -22,14 +22,6 @@ def code_blocks(language: str) -> list[str]:
 def block_with(language: str, text: str) -> str:
     (found,) = [block for block in code_blocks(language) if text in block]
     return found
-
-
-def run_python(program: str, directory: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=directory, env=server_environment()
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture
@@ -53,18 +45,18 @@ def test_the_curl_line_bans_the_token(server: ServerProcess, plain_answer: str) 
 
 
 def test_the_openai_program_bans_the_token(server: ServerProcess, tmp_path: Path) -> None:
-    answer = run_python(block_with("python", "openai.Client").replace(PRINTED_URL, server.url), tmp_path)
+    answer = printed_by(block_with("python", "openai.Client").replace(PRINTED_URL, server.url), tmp_path)
     assert answer.strip()
     assert "Paris" not in answer
 
 
 def test_the_offline_program_bans_the_token(tmp_path: Path) -> None:
-    answer = run_python(block_with("python", "LLM("), tmp_path)
+    answer = printed_by(block_with("python", "LLM("), tmp_path)
     assert answer.strip()
     assert "Paris" not in answer
 
 
-def test_the_readmes_own_processor_is_served_by_the_printed_command(tmp_path: Path) -> None:
+def test_the_readmes_own_processor_is_served_by_the_printed_command(tmp_path: Path, light_checkpoint: Path) -> None:
     (tmp_path / "shout.py").write_text(block_with("python", "class OnlyTokens"))
     printed = block_with("bash", "shout:OnlyTokens")
     options = re.search(r"api_server \\\n(.*)", printed, re.DOTALL)
@@ -72,7 +64,8 @@ def test_the_readmes_own_processor_is_served_by_the_printed_command(tmp_path: Pa
     words = options.group(1).replace("\\\n", " ").split()
     declared = words[words.index("--logits-processors") :]
     assert words[:2] == ["--model", "smollm2-135m"]
-    with ServerProcess(*declared, env={"PYTHONPATH": str(tmp_path)}) as server:
+    # The processor alone decides on the answer, with any weights.
+    with ServerProcess(*declared, model=str(light_checkpoint), env={"PYTHONPATH": str(tmp_path)}) as server:
         question = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
         body = json.dumps(question | {"logits_processors_args": {"only_tokens": [7042]}})
         url = f"{server.url}/v1/chat/completions"

@@ -7,12 +7,12 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from support.server import REPOSITORY, ServerProcess, server_environment
+from support.printed_program import printed_by
+from support.server import REPOSITORY, ServerProcess
 
 from fastdeploy_lp.entrypoints.cli import main
 from fastdeploy_lp.entrypoints.cli.explain import ExplainArgs
@@ -73,11 +73,7 @@ def test_the_shadowed_request_is_counted_as_it_is_told(server: ServerProcess) ->
 
 def test_the_program_runs() -> None:
     (program,) = blocks("python")
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=server_environment(), timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    flips = [line.partition("[")[2].partition("]")[0] for line in done.stdout.splitlines()]
+    flips = [line.partition("[")[2].partition("]")[0] for line in printed_by(program).splitlines()]
     assert flips == [""] * 5 + [f"'{BIAS}'"]
 
 

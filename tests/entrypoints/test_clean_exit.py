@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.forks import Program, run_forks
 from support.server import process_exists, server_environment, wait_until
 from support.tiny_checkpoint import write_tiny_checkpoint
 
@@ -67,27 +68,36 @@ PROGRAMS = {
 }
 
 
+@dataclass(frozen=True)
+class End:
+    """What a program did, and the folder for its temporary files."""
+
+    done: subprocess.CompletedProcess[str]
+    temporary: Path
+
+
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, End]:
+    """All programs, run one after the other."""
+    model, folder = write_tiny_checkpoint(tmp_path_factory.mktemp("tiny")), tmp_path_factory.mktemp("ends")
+    temporary = [tmp_path_factory.mktemp("t") for _ in PROGRAMS]
+    programs = [
+        Program(BEGINNING + text.format(model=model), {"TMPDIR": str(own)})
+        for (text, _), own in zip(PROGRAMS.values(), temporary, strict=True)
+    ]
+    done = run_forks(programs, folder, server_environment(), modules=["fastdeploy_lp.entrypoints.llm"])
+    return {name: End(*end) for name, end in zip(PROGRAMS, zip(done, temporary, strict=True), strict=True)}
 
 
 @pytest.mark.parametrize("end", PROGRAMS)
-def test_nothing_is_left(tmp_path: Path, model: str, end: str) -> None:
-    program, status = PROGRAMS[end]
-    environment = server_environment() | {"TMPDIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", BEGINNING + program.format(model=model)],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        env=environment,
-    )
+def test_nothing_is_left(ends: dict[str, End], end: str) -> None:
+    (_, status), found = PROGRAMS[end], ends[end]
+    done, temporary = found.done, found.temporary
     assert done.returncode == status, done.stderr
     workers = [int(pid) for pid in done.stdout.split()]
     assert len(workers) == (2 if "two engines" in end else 1)
     wait_until(lambda: not any(process_exists(pid) for pid in workers), SECONDS)
-    wait_until(lambda: os.listdir(tmp_path) == [], SECONDS, lambda: str(os.listdir(tmp_path)))
+    wait_until(lambda: os.listdir(temporary) == [], SECONDS, lambda: str(os.listdir(temporary)))
     assert "never awaited" not in done.stderr
     assert "Task was destroyed" not in done.stderr
     expected = {0: "", 1: "KeyError: 'mine'", -signal.SIGINT: "KeyboardInterrupt", -signal.SIGKILL: ""}[status]

@@ -1,6 +1,6 @@
 """The same random requests over HTTP, plain and streamed, through `LLM` and through `AsyncLLM` give the same answers.
 
-FASTDEPLOY_LP_TEST_REQUESTS says how many requests are drawn (default: 120).
+FASTDEPLOY_LP_TEST_REQUESTS says how many requests are drawn (default: 60).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from support.tiny_checkpoint import write_tiny_checkpoint
 
 from fastdeploy_lp import LLM, AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
 
-COUNT = int(os.environ.get("FASTDEPLOY_LP_TEST_REQUESTS", "120"))
-SEED = 20261121
+COUNT = int(os.environ.get("FASTDEPLOY_LP_TEST_REQUESTS", "60"))
+SEED = 20261122
 SECONDS = 600.0
 # Fewer slots than requests: some wait, and rows come and go all the time.
 OPTIONS = {"max_num_seqs": 8, "max_num_batched_tokens": 64}

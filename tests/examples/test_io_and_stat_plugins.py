@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,21 +12,24 @@ import httpx
 import pytest
 from support.chat import REQUEST_SECONDS
 from support.errors import check_error
+from support.forks import Program, command, run_forks
 from support.fresh_venv import FreshVenv
-from support.server import API_SERVER, ServerProcess, wait_until
+from support.server import ServerProcess, wait_until
 from support.tiny_checkpoint import write_tiny_checkpoint
 
 RANKING, STATS = "example_ranking", "example_stats"
 TEXTS = ["the lazy dog", "the quick brown fox", "stock prices"]
 BIAS = "LogitBiasLogitsProcessor"
 LLM_PROGRAM = """
-import sys
+import warnings
 from fastdeploy_lp import LLM
 
-with LLM(sys.argv[1], io_processor_plugin="example_ranking") as llm:
-    (output,) = llm.encode({"data": {"query": "the dog", "texts": ["stock prices", "the dog"]}})
+warnings.simplefilter("error")
+with LLM({!r}, io_processor_plugin="example_ranking") as llm:
+    (output,) = llm.encode({{"data": {{"query": "the dog", "texts": ["stock prices", "the dog"]}}}})
     print(output.outputs[0].index, round(output.outputs[0].score, 5))
 """
+Ended = dict[str, subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +61,24 @@ def rank(serving: ServerProcess, data: Any, **fields: Any) -> httpx.Response:
     return httpx.post(f"{serving.url}/pooling", json={"data": data, **fields}, timeout=REQUEST_SECONDS)
 
 
-def refused(fresh: FreshVenv, tmp_path: Path, model: str, *options: str, plugins: tuple[str, ...] = ()) -> str:
-    """The last line of a server that does not start."""
-    command = [fresh.python, "-m", API_SERVER, "--model", model, *options]
-    done = fresh.run(*command, cwd=tmp_path, plugins=plugins)
-    assert done.returncode == 2, done.stderr
-    assert "Worker" not in done.stderr
-    return done.stderr.splitlines()[-1]
+@pytest.fixture(scope="module")
+def ended(fresh: FreshVenv, tmp_path_factory: pytest.TempPathFactory, model: str) -> Ended:
+    """A program that uses the processor, and servers that do not start: the logger's file is not named, a name is
+    misspelt, and the filter leaves the processor out.
+    """
+
+    def server(plugin: str, *options: str) -> Program:
+        return command("serve", "--model", model, *options, variables={"FASTDEPLOY_LP_PLUGINS": plugin})
+
+    programs = {
+        "program": Program(LLM_PROGRAM.format(model), {"FASTDEPLOY_LP_PLUGINS": RANKING}),
+        "no file": server(STATS),
+        "misspelt": server(RANKING, "--io-processor-plugin", "ranking"),
+        "left out": server("", "--io-processor-plugin", RANKING),
+    }
+    folder = tmp_path_factory.mktemp("ended")
+    done = run_forks(list(programs.values()), folder, fresh.environment(), python=fresh.python)
+    return dict(zip(programs, done, strict=True))
 
 
 def test_texts_are_ranked_by_their_likeness_to_the_query(serving: ServerProcess) -> None:
@@ -107,18 +122,20 @@ def test_each_completion_has_its_line(serving: ServerProcess, stats_file: Path) 
     assert "fastdeploy_lp.stats: engine load" in serving.log
 
 
-def test_a_program_uses_the_processor_too(fresh: FreshVenv, tmp_path: Path, model: str) -> None:
-    done = fresh.run(fresh.python, "-W", "error", "-c", LLM_PROGRAM, model, cwd=tmp_path, plugins=(RANKING,))
+def test_a_program_uses_the_processor_too(ended: Ended) -> None:
+    done = ended["program"]
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["1", "1.0"]
 
 
-def test_what_keeps_a_server_from_starting_is_told_in_a_line(fresh: FreshVenv, tmp_path: Path, model: str) -> None:
-    """The logger's file is not named; a name is misspelt; the filter leaves the processor out."""
-    line = refused(fresh, tmp_path, model, plugins=(STATS,))
-    assert line.startswith(f"error: stat-logger plugin {STATS} (fastdeploy-lp-example-stats 0.1.0): cannot be made: ")
-    assert "EXAMPLE_STATS_FILE" in line
-    line = refused(fresh, tmp_path, model, "--io-processor-plugin", "ranking", plugins=(RANKING,))
-    assert line == f"error: 'ranking' is no IO-processor plugin that may load here; there are: {RANKING}"
-    line = refused(fresh, tmp_path, model, "--io-processor-plugin", RANKING)
-    assert "FASTDEPLOY_LP_PLUGINS leaves it out; there are: none" in line
+def test_what_keeps_a_server_from_starting_is_told_in_a_line(ended: Ended) -> None:
+    lines = {name: done.stderr.splitlines()[-1] for name, done in ended.items() if name != "program"}
+    for name in lines:
+        assert ended[name].returncode == 2
+        assert "Worker" not in ended[name].stderr
+    start = f"error: stat-logger plugin {STATS} (fastdeploy-lp-example-stats 0.1.0): cannot be made: "
+    assert lines["no file"].startswith(start)
+    assert "EXAMPLE_STATS_FILE" in lines["no file"]
+    told = f"error: 'ranking' is no IO-processor plugin that may load here; there are: {RANKING}"
+    assert lines["misspelt"] == told
+    assert "FASTDEPLOY_LP_PLUGINS leaves it out; there are: none" in lines["left out"]

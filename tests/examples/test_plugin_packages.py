@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from support.distributions import install
+from support.forks import command, run_forks
 from support.fresh_venv import FreshVenv
-from support.server import ServerProcess, free_port
+from support.server import ServerProcess
 from support.tiny import GOLDEN
 from support.tiny_checkpoint import write_tiny_checkpoint
 
@@ -23,6 +24,10 @@ from fastdeploy_lp.version import __version__
 SECONDS = 60.0
 VOCAB_SIZE, HIDDEN_SIZE = 512, 16
 TOKENS = 12
+LISTED = ("example_model", "example_platform", "breaks", "newer", "future")
+# Groups in which a plugin's failure ends the start, and a part of the message.
+FAILING = {"platform_plugins": "platform plugin", "logits_processors": "tested"}
+Ended = dict[str, subprocess.CompletedProcess[str]]
 # What 1 MiB holds of blocks of 8 tokens of the tiny Llama, in float32; one of them is the null block.
 EXAMPLE_BLOCKS = (1 << 20) // (2 * 3 * 2 * 8 * 4 * 8) - 1
 
@@ -88,6 +93,30 @@ def platform_server(fresh: FreshVenv, tmp_path_factory: pytest.TempPathFactory) 
         yield running
 
 
+@pytest.fixture(scope="module")
+def ended(fresh: FreshVenv, bigram: tuple[str, np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """What commands did that need no running server, by their names."""
+    tiny = write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+    check = ["check", "example_processor", "--strict", "--skip", "speed", "--params"]
+    programs = {
+        "no plugin": command("serve", "--model", bigram[0]),
+        "check": command(*check, json.dumps({"no_immediate_repeat": True}), variables=only("example_processor")),
+        "w8a8": command("serve", "--model", tiny, "--quantization", "w8a8", variables=only("example_platform")),
+        "list": command("plugins", "--json", variables=only(*LISTED)),
+    }
+    for group in FAILING:
+        site = tmp_path_factory.mktemp("site")
+        install(site, "tested", {group: {"tested": "tested_plugin:found"}}, modules={"tested_plugin": "1 / 0"})
+        programs[group] = command("serve", "--model", "no-such-model", variables=only("tested"), paths=[str(site)])
+    folder = tmp_path_factory.mktemp("ended")
+    done = run_forks(list(programs.values()), folder, fresh.environment(), python=fresh.python)
+    return dict(zip(programs, done, strict=True))
+
+
+def only(*plugins: str) -> dict[str, str]:
+    return {"FASTDEPLOY_LP_PLUGINS": ",".join(plugins)}
+
+
 def tokens_of(server: ServerProcess, prompt: list[int], **fields: object) -> list[int]:
     body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     answer = httpx.post(f"{server.url}/v1/completions", json=body | fields, timeout=SECONDS)
@@ -126,16 +155,11 @@ def test_its_function_was_called_in_the_api_process_and_in_the_worker(bigram_ser
     assert sorted("worker:" in line for line in lines) == [False, True]
 
 
-def test_without_the_plugin_the_architecture_is_unknown(fresh: FreshVenv, bigram: tuple[str, np.ndarray]) -> None:
-    server = ServerProcess(model=bigram[0], own_metrics_port=False, python=fresh.python, env=fresh.environment())
-    try:
-        server.launch()
-        assert server.process is not None
-        assert server.process.wait(SECONDS) != 0
-        (line,) = lines_with(server, "error: ")
-        assert "architectures ['BigramForCausalLM'] are not supported; supported are LlamaForCausalLM" in line
-    finally:
-        server.close()
+def test_without_the_plugin_the_architecture_is_unknown(ended: Ended) -> None:
+    done = ended["no plugin"]
+    assert done.returncode != 0
+    (line,) = [line for line in done.stderr.splitlines() if "error: " in line]
+    assert "architectures ['BigramForCausalLM'] are not supported; supported are LlamaForCausalLM" in line
 
 
 # The logits processor
@@ -162,11 +186,8 @@ def test_its_arguments_are_checked_in_the_api_process(bigram_server: ServerProce
     assert "no_immediate_repeat" in answer.json()["error"]["message"]
 
 
-def test_it_keeps_the_contract(fresh: FreshVenv, tmp_path: Path) -> None:
-    command = ["fastdeploy-lp", "check", "example_processor", "--strict", "--skip", "speed"]
-    params = json.dumps({"no_immediate_repeat": True})
-    done = fresh.run(*command, "--params", params, cwd=tmp_path, plugins=("example_processor",))
-    assert done.returncode == 0, done.stdout
+def test_it_keeps_the_contract(ended: Ended) -> None:
+    assert ended["check"].returncode == 0, ended["check"].stdout
 
 
 # What fails
@@ -184,21 +205,9 @@ def test_general_plugins_that_fail_are_told_in_both_processes_and_skipped(bigram
     assert not lines_with(bigram_server, "called all the same")
 
 
-@pytest.mark.parametrize(
-    ("group", "name"),
-    [
-        ("platform_plugins", "platform plugin"),
-        ("logits_processors", "tested"),
-    ],
-)
-def test_others_that_fail_end_the_start_before_a_model_is_looked_for(
-    fresh: FreshVenv, tmp_path: Path, group: str, name: str
-) -> None:
-    install(tmp_path, "tested", {group: {"tested": "tested_plugin:found"}}, modules={"tested_plugin": "1 / 0"})
-    command = [fresh.python, "-m", "fastdeploy_lp.entrypoints.openai.api_server", "--model", "no-such-model"]
-    environment = fresh.environment("tested") | {"PYTHONPATH": str(tmp_path)}
-    command += ["--port", str(free_port())]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=SECONDS)
+@pytest.mark.parametrize("group", FAILING)
+def test_others_that_fail_end_the_start_before_a_model_is_looked_for(ended: Ended, group: str) -> None:
+    done, name = ended[group], FAILING[group]
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
     assert last.startswith("error: ")
@@ -237,16 +246,8 @@ def test_what_it_says_of_blocks_and_memory_holds(platform_server: ServerProcess)
     assert float(total) == EXAMPLE_BLOCKS
 
 
-def test_what_the_device_cannot_do_is_told_before_the_worker_starts(fresh: FreshVenv, tmp_path: Path) -> None:
-    model = write_tiny_checkpoint(tmp_path)
-    command = [fresh.python, "-m", "fastdeploy_lp.entrypoints.openai.api_server", "--model", model]
-    done = subprocess.run(
-        [*command, "--quantization", "w8a8", "--port", str(free_port())],
-        capture_output=True,
-        text=True,
-        env=fresh.environment("example_platform"),
-        timeout=SECONDS,
-    )
+def test_what_the_device_cannot_do_is_told_before_the_worker_starts(ended: Ended) -> None:
+    done = ended["w8a8"]
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == "error: quantization: w8a8 cannot be had on example"
 
@@ -254,12 +255,11 @@ def test_what_the_device_cannot_do_is_told_before_the_worker_starts(fresh: Fresh
 # The command
 
 
-def test_the_command_lists_what_became_of_each(fresh: FreshVenv, tmp_path: Path) -> None:
-    names = ("example_model", "example_platform", "breaks", "newer", "future")
-    done = fresh.run("fastdeploy-lp", "plugins", "--json", cwd=tmp_path, plugins=names)
+def test_the_command_lists_what_became_of_each(ended: Ended) -> None:
+    done = ended["list"]
     assert done.returncode == 1
     listed = json.loads(done.stdout)
-    assert listed["filter"] == sorted(names)
+    assert listed["filter"] == sorted(LISTED)
     found = {(each["group"].partition(".")[2], each["name"]): each for each in listed["plugins"]}
     states = {name: each["state"] for (_, name), each in found.items()}
     expected = {

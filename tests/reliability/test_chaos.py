@@ -26,7 +26,7 @@ def check(report: Report) -> None:
 
 
 def test_a_moment_of_chaos_loses_nothing(folder: Path) -> None:
-    check(run_chaos(folder, seconds=9.0, seed=1, kill_every=3.0, num_bodies=8))
+    check(run_chaos(folder, seconds=6.0, seed=1, kill_every=2.0, num_bodies=8))
 
 
 @pytest.mark.long

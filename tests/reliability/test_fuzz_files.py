@@ -10,7 +10,7 @@ from reliability.damaged_files import KINDS
 from reliability.fuzz_files import REFUSED, SERVED, LoadReport, load_damaged
 
 SEED = 20
-COUNT, LONG_COUNT = 60, 10_000
+COUNT, LONG_COUNT = 40, 10_000
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from support.server import START_SECONDS, ServerProcess, health, wait_until
 from support.tiny import write_tiny_checkpoint
 
 SEED = 20
-BODIES, RAW = 140, 100
+BODIES, RAW = 100, 100
 LONG_BODIES, LONG_RAW = 34_000, 2_000
 KNOWN = {"prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0, "return_token_ids": True}
 HEADERS = {"Authorization": f"Bearer {KEYS[0]}"}

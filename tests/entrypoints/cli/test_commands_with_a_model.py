@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from support.command import run_here
-from support.server import ServerProcess, server_environment
+from support.server import ServerProcess
 from support.tiny_checkpoint import write_tiny_checkpoint
 
 from fastdeploy_lp.entrypoints.cli import main
@@ -32,14 +30,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def tiny_server(model: str) -> Iterator[ServerProcess]:
     with ServerProcess("--logits-processors", BIAS, model=model) as running:
         yield running
-
-
-def run(*arguments: str, lines: str = "") -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, which shows its worker's output and warnings as a user sees them."""
-    program = "import sys; from fastdeploy_lp.entrypoints.cli import main; main(sys.argv[1:])"
-    command = [sys.executable, "-W", "error", "-c", program, *arguments]
-    environment = server_environment()
-    return subprocess.run(command, input=lines, capture_output=True, text=True, timeout=SECONDS, env=environment)
 
 
 def ask(server: ServerProcess, path: str, **body: Any) -> Any:
@@ -96,7 +86,7 @@ def test_a_chat_whose_processors_are_switched(
     if place == "server":
         done = run_here(capfd, "chat", "--url", f"{tiny_server.url}/v1", *GREEDY, lines=CHAT)
     else:
-        done = run("chat", "--model", model, "--logits-processors", BIAS, *GREEDY, lines=CHAT)
+        done = run_here(capfd, "chat", "--model", model, "--logits-processors", BIAS, *GREEDY, lines=CHAT)
     first = said(tiny_server, "Hello")
     forced = said(tiny_server, "Hello", logit_bias={TOKEN: 100})
     expected = [first, said(tiny_server, "Hello", first, "And then?"), first, forced, forced]

@@ -15,24 +15,40 @@ from support.tiny_checkpoint import write_tiny_checkpoint
 
 from fastdeploy_lp.entrypoints.cli.command import main
 from fastdeploy_lp.entrypoints.scaffold.package import DIALECTS, ProcessorPackage
+from fastdeploy_lp.logits_processor.testing import CHECK_NAMES
 
-# Their tests and then their checks, in one process, which loads Paddle and torch once.
+# Their tests and then their checks, in one process, which loads Paddle and torch once. The tests run every check, and
+# the reports are kept; so the command needs to show only that it finds each by its name.
 CHECKS = """
 import contextlib, io, json, sys
 import pytest
 folders = [name.replace("_", "-") for name in sys.argv[1:]]
+reports = []
+def kept(*arguments, **options):
+    reports.append(check_processor(*arguments, **options))
+    return reports[-1]
+class Keeping:
+    def pytest_sessionstart(self):
+        global check_processor
+        # pytest rewrites only what is imported after it.
+        from fastdeploy_lp.logits_processor import testing
+        check_processor, testing.check_processor = testing.check_processor, kept
 with contextlib.redirect_stdout(io.StringIO()) as shown:
-    status = pytest.main(["-q", "-W", "error", "--import-mode=importlib", *folders])
-# pytest rewrites only what is imported after it.
+    status = pytest.main(["-q", "-W", "error", "--import-mode=importlib", *folders], plugins=[Keeping()])
+of_tests = [report.as_dict() for report in reports]
 from fastdeploy_lp.entrypoints.cli import main
-print(json.dumps({"status": int(status), "shown": shown.getvalue()}))
-given = json.dumps([{"token_id": 42}, {"token_id": 7, "boost": -2}])
+from fastdeploy_lp.logits_processor.testing import CHECK_NAMES
+others = [word for name in CHECK_NAMES if name != "contract" for word in ("--skip", name)]
+commands = []
 for name in sys.argv[1:]:
-    with contextlib.redirect_stdout(io.StringIO()) as shown:
-        main(["check", name, "--params", given, "--strict", "--json", "--skip", "speed"])
-    print(json.dumps(json.loads(shown.getvalue())))
+    given = json.dumps([{"token_id": 42}, {"token_id": 7, "boost": -2}])
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        main(["check", name, "--params", given, "--strict", "--json", *others])
+    commands.append(json.loads(told.getvalue()))
+print(json.dumps({"status": int(status), "shown": shown.getvalue(), "reports": of_tests, "commands": commands}))
 """
 NAMES = tuple(f"boost_{dialect.replace('-', '_')}" for dialect in DIALECTS)
+SHOWN_DIALECTS = ["native", "vllm-mrv2", "vllm-v1", "request", "plugin-dict", "torch"]
 TOKEN = 70
 
 
@@ -63,31 +79,33 @@ def serving(tmp_path_factory: pytest.TempPathFactory, fresh: FreshVenv) -> Itera
 
 
 @pytest.fixture(scope="module")
-def checked(fresh: FreshVenv, folder: Path) -> list[dict[str, Any]]:
-    """What pytest made of the packages' own tests, and the reports of their checks."""
+def checked(fresh: FreshVenv, folder: Path) -> dict[str, Any]:
+    """What pytest made of the packages' own tests, the reports of their checks, and what the command found."""
     done = fresh.run(fresh.python, "-W", "error", "-c", CHECKS, *NAMES, cwd=folder, plugins=NAMES)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
 
 
-def test_their_own_tests_pass(checked: list[dict[str, Any]]) -> None:
-    assert checked[0]["status"] == 0, checked[0]["shown"]
-    assert "24 passed" in checked[0]["shown"]
+def test_their_own_tests_pass(checked: dict[str, Any]) -> None:
+    assert checked["status"] == 0, checked["shown"]
+    assert "24 passed" in checked["shown"]
 
 
-def test_their_checks_are_green(checked: list[dict[str, Any]]) -> None:
-    reports = checked[1:]
-    assert [each["name"] for each in reports] == list(NAMES)
-    assert [each["dialect"] for each in reports] == [
-        "native",
-        "vllm-mrv2",
-        "vllm-v1",
-        "request",
-        "plugin-dict",
-        "torch",
-    ]
-    for each in reports:
+def test_their_checks_are_green(checked: dict[str, Any]) -> None:
+    for each in checked["reports"]:
+        assert [found["check"] for found in each["findings"]] == list(CHECK_NAMES)
         assert {found["outcome"] for found in each["findings"] if found["check"] != "speed"} == {"pass"}
+    assert [each["dialect"] for each in checked["reports"]] == SHOWN_DIALECTS
+
+
+def test_the_command_checks_each_by_its_name(checked: dict[str, Any]) -> None:
+    found = checked["commands"]
+    assert [each["name"] for each in found] == list(NAMES)
+    assert [each["dialect"] for each in found] == SHOWN_DIALECTS
+    for each in found:
+        outcomes = {finding["check"]: finding["outcome"] for finding in each["findings"]}
+        assert outcomes == dict.fromkeys(CHECK_NAMES, "skipped") | {"contract": "pass"}
 
 
 @pytest.mark.parametrize("name", NAMES)

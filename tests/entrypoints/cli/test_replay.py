@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,7 @@ import httpx
 import pytest
 from support.chat import wait_for_text
 from support.command import run_here
-from support.server import ServerProcess, server_environment, wait_until
+from support.server import ServerProcess, wait_until
 from support.tiny import write_tiny_checkpoint
 
 SECONDS = 600.0
@@ -76,13 +74,6 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recording]:
         yield Recording(checkpoint, log, server.log, metrics, live, f"{server.url}/v1")
 
 
-def replay(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own."""
-    program = "import sys; from fastdeploy_lp.entrypoints.cli import main; main(['replay', *sys.argv[1:]])"
-    command = [sys.executable, "-W", "error", "-c", program, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=server_environment())
-
-
 def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -99,8 +90,11 @@ def test_every_request_is_recorded_and_no_key(recording: Recording) -> None:
     assert "request_log_dropped_total 0" in recording.metrics
 
 
-def test_the_same_seeds_give_the_same_tokens_after_a_restart(recording: Recording) -> None:
-    done = replay(str(recording.log), "--model", recording.checkpoint, *OPTIONS)
+def test_the_same_seeds_give_the_same_tokens_after_a_restart(
+    recording: Recording, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By an engine that the command starts."""
+    done = run_here(capfd, "replay", str(recording.log), "--model", recording.checkpoint, *OPTIONS)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == f"{RECORDS + 1} the same, 0 different, 0 skipped, 0 damaged lines\n"
     assert done.stderr == ""

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +55,19 @@ DATA = TESTS / "data"
 PROCESSORS = ["LogitBiasLogitsProcessor", "support.processors:YourLogitsProcessor"]
 
 
-def pytest_collection_finish() -> None:
-    """Has collections pass over what was imported: half a second each time that a test collects."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Imports the tests without garbage collections, and excludes what was imported from later ones.
+
+    Nearly all of it stays: collections take two seconds of the import, and later half a second each.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -157,7 +157,9 @@ class ShareInputs(Mapping[str, Any]):
     def clear(self, slot: int) -> None:
         """Clears a slot that its sequence leaves, arguments included."""
         for field in ARRAY_FIELDS:
-            self._write(field, slot, field.empty)
+            row = self._arrays[_host_name(field)][slot]
+            row[:] = field.empty
+            self._copy_to_device(field, slot, row)
         for slot_list in LIST_FIELDS:
             list.__setitem__(self._arrays[slot_list.name], slot, slot_list.empty())
 
@@ -196,9 +198,15 @@ class ShareInputs(Mapping[str, Any]):
             self._arrays[name].index_put_((to_device(rows), to_device(cols)), to_device(values))
 
     def _write(self, field: ArrayField, slot: int, value: Any) -> None:
-        row, values = self._arrays[_host_name(field)][slot], np.atleast_1d(value)
-        row[: len(values)] = values
-        row[len(values) :] = field.empty
+        row = self._arrays[_host_name(field)][slot]
+        if field.width == 1:
+            row[0] = value
+        else:
+            row[: len(value)] = value
+            row[len(value) :] = field.empty
+        self._copy_to_device(field, slot, row)
+
+    def _copy_to_device(self, field: ArrayField, slot: int, row: NDArray[Any]) -> None:
         if field.device and field.name not in self._shared:
             self._arrays[field.name][slot] = to_device(row)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import LlamaForCausalLM, LogitsProcessorList, PreTrainedTokenizerFast
+from transformers import LogitsProcessorList, PreTrainedTokenizerFast
 
 Chain = Sequence[tuple[str, dict[str, Any]]]
 """SPECs with the arguments of a request for each."""
@@ -34,6 +34,9 @@ class Reference:
     """`generate` on the checkpoint of a Llama, which its own tokenizer belongs to."""
 
     def __init__(self, directory: Path) -> None:
+        # The import takes seconds, in every process that collects the tests.
+        from transformers import LlamaForCausalLM
+
         transformers.logging.set_verbosity_error()
         self.tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
         self._model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()

@@ -61,10 +61,18 @@ def accepted(core: EngineCore) -> int:
     return sum(stats.accepted for stats in core.load().scheduler_stats.drafts)
 
 
-@pytest.mark.parametrize("method", [KNOWN, "ngram", "auto"])
 @pytest.mark.parametrize(
-    "config",
-    [{}, {"max_num_seqs": 3}, {"num_blocks": FEW_BLOCKS}, {"max_num_batched_tokens": 13}, {"block_size": 16}],
+    ("method", "config"),
+    [
+        (KNOWN, {}),
+        ("ngram", {}),
+        ("auto", {}),
+        (KNOWN, {"num_blocks": FEW_BLOCKS}),
+        ("auto", {"num_blocks": FEW_BLOCKS}),
+        (KNOWN, {"max_num_seqs": 3}),
+        ("ngram", {"max_num_batched_tokens": 13}),
+        ("auto", {"block_size": 16}),
+    ],
     ids=str,
 )
 def test_tokens_and_logprobs_are_those_of_single_steps(

@@ -234,11 +234,7 @@ ROOMY: dict[str, Any] = {}
 TIGHT: dict[str, Any] = {"max_num_batched_tokens": 9, "num_blocks": 1 + 14, "block_size": 3, "max_model_len": 40}
 
 
-@pytest.mark.parametrize(
-    "room", [ROOMY, TIGHT, {"speculation": Speculation("ngram", 3)}], ids=["roomy", "tight", "speculation"]
-)
-def test_tokens_do_not_depend_on_who_else_is_there(room: dict[str, Any]) -> None:
-    rng = random.Random(7)
+def any_request(rng: random.Random, index: int) -> AddRequest:
     kinds: list[tuple[str, dict[str, Any]] | None] = [
         None,
         ("Leaves", {"without": [5]}),
@@ -248,19 +244,32 @@ def test_tokens_do_not_depend_on_who_else_is_there(room: dict[str, Any]) -> None
         ("SynthIDWatermarkLogitsProcessor", {"synthid_key": 7, "synthid_context_width": 1}),
         ("MirostatLogitsProcessor", {"mirostat_tau": 3.0, "mirostat_eta": 0.5}),
     ]
+    kind = rng.choice(kinds)
+    prompt = [rng.randrange(512) for _ in range(rng.choice([1, 3, 8]))] * 2
+    params = {"temperature": rng.choice([0.0, 0.7, 1.0]), "top_p": rng.choice([1.0, 0.9]), "seed": index}
+    selection = Selection() if kind is None else Selection(named={kind[0]: kind[1]})
+    return request(f"r{index}", prompt, max_tokens=rng.randrange(1, 16), selection=selection, **params)
 
-    def any_request(index: int) -> AddRequest:
-        kind = rng.choice(kinds)
-        prompt = [rng.randrange(512) for _ in range(rng.choice([1, 3, 8]))] * 2
-        params = {"temperature": rng.choice([0.0, 0.7, 1.0]), "top_p": rng.choice([1.0, 0.9]), "seed": index}
-        selection = Selection() if kind is None else Selection(named={kind[0]: kind[1]})
-        return request(f"r{index}", prompt, max_tokens=rng.randrange(1, 16), selection=selection, **params)
 
-    requests = [any_request(index) for index in range(60)]
+@pytest.fixture(scope="module")
+def alone() -> list[tuple[AddRequest, list[int]]]:
+    """Random requests and the tokens of each one without others."""
+    rng, engine = random.Random(7), tiny_engine(STAGED, max_num_seqs=2)
+    requests = [any_request(rng, index) for index in range(48)]
+    return [(each, run(engine, [each])[each.request_id].tokens) for each in requests]
+
+
+@pytest.mark.parametrize(
+    "room", [ROOMY, TIGHT, {"speculation": Speculation("ngram", 3)}], ids=["roomy", "tight", "speculation"]
+)
+def test_tokens_do_not_depend_on_who_else_is_there(
+    room: dict[str, Any], alone: list[tuple[AddRequest, list[int]]]
+) -> None:
+    rng = random.Random(7)
     engine = tiny_engine(STAGED, **{"max_num_seqs": 6, **room})
     if "speculation" in room:
         engine.runner.warm_up()
-    upcoming, seen = list(requests), {}
+    upcoming, seen = [each for each, _ in alone], {}
     while upcoming or engine.has_work:
         for _ in range(rng.choice([0, 1, 3])):
             if upcoming:
@@ -268,7 +277,4 @@ def test_tokens_do_not_depend_on_who_else_is_there(room: dict[str, Any]) -> None
         for step in engine.step().steps if engine.has_work else ():
             seen.setdefault(step.request_id, []).extend(step.token_ids)
     assert (engine.scheduler.num_preemptions > 0) == (room is TIGHT)
-    alone = tiny_engine(STAGED, max_num_seqs=2)
-    for each in requests:
-        (found,) = run(alone, [each]).values()
-        assert seen[each.request_id] == found.tokens
+    assert seen == {each.request_id: tokens for each, tokens in alone}

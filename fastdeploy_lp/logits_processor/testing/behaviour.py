@@ -28,7 +28,6 @@ from fastdeploy_lp.logits_processor.testing.subject import (
 )
 
 HALF = LENGTH // 2
-CHURN_REQUESTS = 24
 
 
 def deterministic(subject: Subject) -> None:
@@ -151,9 +150,8 @@ def rewind(subject: Subject) -> None:
                 stage.harness.rewind(slot, count)
             stage.run(LENGTH)
             rows |= stage.rows
-    crowd = _Churn(subject)
-    rows |= crowd.rows(rewinds=0.2)
-    found = next(differences(subject.alone | crowd.expected, rows), None)
+    rows |= _churned(subject, rewinds=0.2)
+    found = next(differences(subject.alone | subject.crowd_alone, rows), None)
     if found is not None:
         problem = "gives another row after its last tokens were taken back: build state from the request's tokens"
         raise Advice(f"{problem}, for every new req_id or list of tokens ({found})")
@@ -195,46 +193,36 @@ def every_token(subject: Subject) -> None:
 
 def churn(subject: Subject) -> None:
     """Checks the rows of requests that enter, are held, preempted and aborted, and end at random."""
-    crowd = _Churn(subject)
-    require_same(crowd.expected, crowd.rows(), "gives another row while requests come and go")
+    require_same(subject.crowd_alone, _churned(subject), "gives another row while requests come and go")
 
 
-class _Churn:
-    """Requests that enter, are held, preempted and aborted, and end at random. `expected`: their rows alone."""
+def _churned(subject: Subject, rewinds: float = 0.0) -> Rows:
+    """Returns the rows of `crowd` after random entries, holds, preemptions and aborts.
 
-    def __init__(self, subject: Subject) -> None:
-        self._subject = subject
-        self._source = random.Random(subject.seed)
-        every = [script.args for script in subject.scripts]
-        self._scripts = [
-            subject.script(f"churn-{index}", self._source.choice(every), length=self._source.randint(1, LENGTH))
-            for index in range(CHURN_REQUESTS)
-        ]
-        self.expected = subject.rows_alone(self._scripts)
-
-    def rows(self, rewinds: float = 0.0) -> Rows:
-        """Runs them; `rewinds`: the probability that a step is followed by a rewind."""
-        source, stage = self._source, self._subject.stage()
-        harness, waiting = stage.harness, [(script, list[int]()) for script in self._scripts]
-        while waiting or harness.requests:
-            free = SLOTS - len(harness.requests)
-            for _ in range(min(source.choice((0, 1, 1, 3)), free, len(waiting))):
-                script, output = waiting.pop(0)
-                stage.enter(script, output=output, held=source.random() < 0.3)
-            for slot in list(harness.requests):
-                harness.release(slot) if source.random() < 0.6 else None
-            if harness.active and source.random() < 0.3:
-                slot = source.choice(harness.active)
-                name = harness.requests[slot].request_id
-                output = stage.leave(slot)
-                if source.random() < 0.7:
-                    waiting.insert(0, (next(each for each in self._scripts if each.request_id == name), output))
-            stage.run(1)
-            rewindable = [slot for slot in harness.active if harness.requests[slot].output]
-            if rewindable and source.random() < rewinds:
-                slot = source.choice(rewindable)
-                harness.rewind(slot, source.randint(1, len(harness.requests[slot].output)))
-        return stage.rows
+    rewinds: the probability that a step is followed by a rewind.
+    """
+    source, stage = random.Random(subject.seed), subject.stage()
+    scripts = {script.request_id: script for script in subject.crowd}
+    harness, waiting = stage.harness, [(script, list[int]()) for script in subject.crowd]
+    while waiting or harness.requests:
+        free = SLOTS - len(harness.requests)
+        for _ in range(min(source.choice((0, 1, 1, 3)), free, len(waiting))):
+            script, output = waiting.pop(0)
+            stage.enter(script, output=output, held=source.random() < 0.3)
+        for slot in list(harness.requests):
+            harness.release(slot) if source.random() < 0.6 else None
+        if harness.active and source.random() < 0.3:
+            slot = source.choice(harness.active)
+            name = harness.requests[slot].request_id
+            output = stage.leave(slot)
+            if source.random() < 0.7:
+                waiting.insert(0, (scripts[name], output))
+        stage.run(1)
+        rewindable = [slot for slot in harness.active if harness.requests[slot].output]
+        if rewindable and source.random() < rewinds:
+            slot = source.choice(rewindable)
+            harness.rewind(slot, source.randint(1, len(harness.requests[slot].output)))
+    return stage.rows
 
 
 def actions(subject: Subject) -> None:

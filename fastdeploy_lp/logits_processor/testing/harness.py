@@ -64,8 +64,13 @@ class Slots(ShareInputs):
 
     def append_token(self, slot: int, token: int) -> None:
         """Records a sampled token, in the live output list as well."""
-        self.append_tokens(np.array([slot]), np.array([token]))
-        list.append(self["output_token_ids"][slot], token)
+        self.append_each([slot], [token])
+
+    def append_each(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
+        """Records a sampled token for each of these slots, in the live output lists as well."""
+        self.append_tokens(np.array(slots), np.array(tokens))
+        for slot, token in zip(slots, tokens, strict=True):
+            list.append(self["output_token_ids"][slot], token)
 
 
 @dataclass
@@ -217,19 +222,20 @@ class ProcessorHarness:
         contract.
         """
         self.actions = {}
-        if not self.active:
+        active = self.active
+        if not active:
             return {}
-        before = np.stack([self._row(slot, logits or {}) for slot in self.active])
+        before = np.stack([self._row(slot, logits or {}) for slot in active])
         self.update()
         for _ in range(applications):
             after = self.apply(self.tensor(before)).numpy()
         self._require_choices(after)
         self.actions = self._taken()
-        rows = {self.requests[slot].request_id: row for slot, row in zip(self.active, after, strict=True)}
-        for slot in self.active:
-            name = self.requests[slot].request_id
-            token = (tokens or {}).get(name)
-            self.slots.append_token(slot, int(rows[name].argmax()) if token is None else token)
+        rows = {self.requests[slot].request_id: row for slot, row in zip(active, after, strict=True)}
+        given = tokens or {}
+        self.slots.append_each(
+            active, [given[name] if name in given else int(row.argmax()) for name, row in rows.items()]
+        )
         return rows
 
     def update(self) -> None:

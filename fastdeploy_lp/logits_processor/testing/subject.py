@@ -24,6 +24,7 @@ SLOTS = 8
 MAX_MODEL_LEN = 64
 LENGTH = 6
 PLAIN = 2
+CROWD = 24
 # Above differences from the order of a sum, and far below the error of a wrong row.
 TOLERANCE = 1e-4
 
@@ -156,30 +157,47 @@ class Subject:
         return Script(request_id, args, tuple(drawn[: source.randint(1, 8)]), tuple(drawn[8:]), params)
 
     @cached_property
+    def crowd(self) -> list[Script]:
+        """Requests with random arguments and lengths, for checks in which requests come and go."""
+        source = random.Random(self.seed)
+        return [
+            self.script(f"churn-{index}", source.choice(self.scripts).args, length=source.randint(1, LENGTH))
+            for index in range(CROWD)
+        ]
+
+    @cached_property
     def alone(self) -> Rows:
         """Expected rows of `scripts`: each request alone with a new instance, in slot 0."""
-        return self.rows_alone(self.scripts)
+        return self._alone[0]
+
+    @cached_property
+    def acts_alone(self) -> Acts:
+        """Expected actions on `scripts`: each request alone with a new instance, in slot 0."""
+        return self._alone[1]
+
+    @cached_property
+    def crowd_alone(self) -> Rows:
+        """Expected rows of `crowd`: each request alone with a new instance, in slot 0."""
+        return self.rows_alone(self.crowd)
 
     def rows_alone(self, scripts: Sequence[Script], *, slot: int = 0, applications: int = 1) -> Rows:
         """Returns the rows of requests that each run alone with a new instance and empty slots."""
+        return self._run_alone(scripts, slot, applications)[0]
+
+    @cached_property
+    def _alone(self) -> tuple[Rows, Acts]:
+        return self._run_alone(self.scripts)
+
+    def _run_alone(self, scripts: Sequence[Script], slot: int = 0, applications: int = 1) -> tuple[Rows, Acts]:
         rows: Rows = {}
+        acts: Acts = {}
         for script in scripts:
             stage = self.stage()
             stage.enter(script, slot)
             stage.run(LENGTH, applications=applications)
             rows |= stage.rows
-        return rows
-
-    @cached_property
-    def acts_alone(self) -> Acts:
-        """Expected actions on `scripts`: each request alone with a new instance, in slot 0."""
-        acts: Acts = {}
-        for script in self.scripts:
-            stage = self.stage()
-            stage.enter(script, 0)
-            stage.run(LENGTH)
             acts |= stage.acts
-        return acts
+        return rows, acts
 
     def untouched(self, request_id: str, position: int) -> Row:
         """Returns the row before the processor."""

@@ -106,10 +106,9 @@ def check_churn(classes: Sequence[type], seed: int) -> EngineCore:
     return engine
 
 
-@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("cls", [Native, Vllm, Mrv2, RequestTwo, RequestThree, hash_bias.Plugin, HuggingFace])
-def test_every_row_is_the_references(cls: type, seed: int) -> None:
-    check_churn([cls], seed)
+def test_every_row_is_the_references(cls: type) -> None:
+    check_churn([cls], seed=0)
 
 
 @pytest.mark.parametrize("which", range(4), ids=TORCH)
@@ -117,7 +116,7 @@ def test_every_row_of_a_torch_processor_for_vllm_is_the_references(torch_classes
     check_churn([torch_classes[which]], seed=2)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("cls", [RowState, Adapted])
 def test_every_row_is_the_references_where_vllm_has_classes_of_its_own(cls: type, seed: int) -> None:
     with installed_vllm():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -106,8 +107,7 @@ def test_a_preempted_request_comes_back_to_a_torch_processor(torch_classes: list
     check_preemption(torch_classes[which])
 
 
-@pytest.mark.parametrize("cls", DIALECTS)
-@pytest.mark.parametrize("budget", [1, 3])
+@pytest.mark.parametrize(("cls", "budget"), [*zip(DIALECTS, cycle([1, 3]), strict=False)])
 def test_a_request_in_the_middle_of_its_prompt_has_no_row_and_misses_no_token(cls: type, budget: int) -> None:
     engine, name = engine_with(cls, max_num_batched_tokens=budget)
     assert run_to_end(engine, requests_for(name)) == calm(cls)

@@ -139,7 +139,7 @@ def test_the_harness_shows_the_same() -> None:
 
 
 def test_check_reports_a_processor_that_must_be_called_for_every_token() -> None:
-    report = check_processor(Follows, [{"start": 3}, {"start": 9, "step": 2}])
+    report = check_processor(Follows, [{"start": 3}, {"start": 9, "step": 2}], skip=["speed"])
     finding = next(each for each in report.findings if each.check == "every-token")
     assert finding.outcome is Outcome.ADVICE, finding
     assert "called for every token" in finding.message

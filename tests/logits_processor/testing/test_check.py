@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import pytest
@@ -12,18 +13,23 @@ from support.hash_bias_torch import HuggingFace, torch_vllm_classes
 from support.stand_ins import vllm_stand_ins
 from support.tiny import tiny_fd_config
 
-from fastdeploy_lp.logits_processor import BUILTIN
+from fastdeploy_lp.logits_processor import BUILTIN, RequestArgsError
 from fastdeploy_lp.logits_processor.testing import (
     CHECK_NAMES,
     CheckReport,
     ConformanceError,
     Outcome,
+    ProcessorHarness,
     check_processor,
 )
+from fastdeploy_lp.logits_processor.testing.arguments import draw_arguments
+from fastdeploy_lp.logits_processor.testing.loading import load
 
-BOOSTS = [{"token_id": 3 + 7 * index, "boost": 1.0 + 0.75 * index} for index in range(5)]
-HASH_BIAS = [{"hash_bias": [17 * index, 3.25 - index]} for index in range(5)]
+# Two sets are enough to detect a request that gets the state of another.
+BOOSTS = [{"token_id": 3 + 7 * index, "boost": 1.0 + 0.75 * index} for index in range(2)]
+HASH_BIAS = [{"hash_bias": [17 * index, 3.25 - index]} for index in range(3)]
 NO_TIMES = ("speed",)
+DRAWN = 3
 
 # For builtins that go by the clock: a time that does not run out between two steps, or has run out before the first.
 CHOSEN: dict[str, list[dict[str, Any]]] = {
@@ -75,10 +81,16 @@ FAULTS: dict[str, tuple[Any, str, str]] = {
 }
 
 
+@cache
+def boosted(processor: Any) -> CheckReport:
+    """The report on a processor with the arguments of `BOOSTS`, which several tests read."""
+    return check_processor(processor, BOOSTS, skip=NO_TIMES)
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_named_and_no_other(fault: str) -> None:
     processor, check, message = FAULTS[fault]
-    report = check_processor(processor, BOOSTS, skip=NO_TIMES)
+    report = check_processor(processor, BOOSTS, skip=NO_TIMES) if isinstance(processor, dict) else boosted(processor)
     assert report.of(Outcome.FAIL) == [check], str(report)
     assert report.of(Outcome.ADVICE) == []
     (finding,) = [each for each in report.findings if each.outcome is Outcome.FAIL]
@@ -102,21 +114,43 @@ def without_fault(report: CheckReport) -> None:
 
 
 @pytest.mark.parametrize("processor", [wrong.Boosts, wrong.BoostsMoreEachStep])
-@pytest.mark.parametrize("params", [BOOSTS, None], ids=["given", "drawn"])
-def test_a_right_one_passes(processor: type, params: Any) -> None:
-    report = check_processor(processor, params, skip=NO_TIMES)
+def test_a_right_one_passes(processor: type) -> None:
+    report = boosted(processor)
     without_fault(report)
-    assert len(report.arguments) == (5 if params else 6)
+    assert len(report.arguments) == len(BOOSTS)
+
+
+def test_a_right_one_passes_with_drawn_arguments() -> None:
+    report = check_processor(wrong.BoostsMoreEachStep, skip=NO_TIMES)
+    without_fault(report)
+    assert len(report.arguments) == 6
 
 
 @pytest.mark.parametrize("name", BUILTIN)
 def test_the_builtins_pass(name: str) -> None:
     """Most with drawn arguments, some of which may have no effect on a few tokens."""
-    report = check_processor(name, CHOSEN.get(name), skip=NO_TIMES)
+    params = CHOSEN[name] if name in CHOSEN else drawn(name)
+    report = check_processor(name, params, skip=NO_TIMES)
     assert report.passed, str(report)
     assert report.of(Outcome.SKIPPED) == list(NO_TIMES)
     assert "in-place" in report.of(Outcome.PASS)
     assert "arguments" in report.of(Outcome.PASS)
+
+
+def drawn(name: str) -> list[dict[str, Any]]:
+    """The first sets of arguments that `check_processor` draws by default."""
+    harness = ProcessorHarness(name)
+
+    def accepts(args: dict[str, Any]) -> bool:
+        try:
+            harness.select(args)
+        except RequestArgsError:
+            return False
+        return True
+
+    model = load(name).params_model
+    assert model is not None
+    return draw_arguments(model, DRAWN, vocab_size=harness.vocab_size, seed=0, accepts=accepts)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +183,7 @@ def test_processors_for_torch_pass_and_a_copy_is_advised_against() -> None:
     ],
 )
 def test_what_could_be_better_gives_advice_alone(processor: type, checks: list[str]) -> None:
-    report = check_processor(processor, BOOSTS, skip=NO_TIMES)
+    report = boosted(processor)
     assert (report.of(Outcome.FAIL), report.of(Outcome.ADVICE)) == ([], checks)
 
 
@@ -158,9 +192,7 @@ def test_what_could_be_better_gives_advice_alone(processor: type, checks: list[s
     [(wrong.Boosts, "depends on no token"), (wrong.BoostsMoreEachStep, "acts a token later where a server shows")],
 )
 def test_the_report_says_what_late_tokens_change(processor: type, expected: str) -> None:
-    (found,) = (
-        each for each in check_processor(processor, BOOSTS, skip=NO_TIMES).findings if each.check == "late-tokens"
-    )
+    (found,) = (each for each in boosted(processor).findings if each.check == "late-tokens")
     assert found.outcome is Outcome.PASS
     assert found.message.startswith(expected)
 
@@ -171,7 +203,7 @@ def test_without_effect_and_without_arguments_there_is_advice() -> None:
 
 
 def test_a_fault_takes_along_what_it_would_show_in() -> None:
-    report = check_processor(wrong.LeavesStateInSlots, BOOSTS, skip=NO_TIMES)
+    report = boosted(wrong.LeavesStateInSlots)
     skipped = {each.check: each.message for each in report.findings if each.outcome is Outcome.SKIPPED}
     assert skipped.pop("speed") == "as asked"
     assert skipped == {
@@ -220,7 +252,7 @@ def test_times_are_told_by_rows_and_vocabulary() -> None:
 
 
 def test_the_report_is_readable_and_goes_through_json() -> None:
-    report = check_processor(wrong.WaitsForTheDevice, BOOSTS, skip=NO_TIMES)
+    report = boosted(wrong.WaitsForTheDevice)
     lines = str(report).splitlines()
     assert lines[0] == "WaitsForTheDevice (native, support.wrong:WaitsForTheDevice)"
     assert [line for line in lines if line.startswith("  FAIL     host-sync ")]

@@ -33,6 +33,22 @@ def compute(blocks: BlockManager, one: Sequence) -> None:
     blocks.share_computed(one)
 
 
+def more(blocks: BlockManager, one: Sequence, *tokens: int) -> None:
+    """As steps do that sample these tokens and compute them."""
+    for token in tokens:
+        one.append(token)
+        assert blocks.grow(one)
+        compute(blocks, one)
+
+
+def take_back(blocks: BlockManager, one: Sequence, count: int) -> None:
+    """As a step does that takes back the last output tokens, at most all of them, instead of the one it sampled."""
+    left = one.output_token_ids[: -min(count, len(one.output_token_ids))]
+    if one.num_computed >= one.num_tokens - 1 and len(left) < len(one.output_token_ids):
+        one.output_token_ids = left
+        blocks.rewind(one)
+
+
 def serve(blocks: BlockManager, tokens: list[int]) -> Sequence:
     """A sequence that came, was computed and went."""
     one = of(tokens)
@@ -44,7 +60,7 @@ def serve(blocks: BlockManager, tokens: list[int]) -> Sequence:
 
 @settings(max_examples=200)
 @given(
-    st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["more", "compute", "leave"]), st.integers(1, 9))),
+    st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["more", "compute", "rewind", "leave"]), st.integers(1, 9))),
     st.booleans(),
     st.booleans(),
 )
@@ -80,6 +96,10 @@ def test_any_history_keeps_account_of_every_block(
             for index in range(one.num_computed // BLOCK_SIZE, len(one.block_table)):
                 contents[one.block_table[index]] = tuple(one.token_ids_between(0, (index + 1) * BLOCK_SIZE))
             compute(blocks, one)
+        elif what == "rewind":
+            take_back(blocks, held[who], number)
+            if not blocks.grow(held[who]):
+                blocks.release(held.pop(who))
         elif held[who].num_computed == held[who].num_tokens:
             one = held[who]
             before = list(one.block_table)
@@ -274,3 +294,35 @@ def test_who_follows_the_events_knows_what_can_be_found(prompts: list[list[int]]
         assert set(full) <= set(known.values())
         assert len(set(known.values())) == len(known) <= blocks.num_total
         assert len(blocks.find_prefix(of([*prompt, 5])).blocks) == len(one.block_hashes)
+
+
+def test_a_known_block_stays_as_it_is_after_a_rewind_into_it() -> None:
+    blocks = manager(prefix_caching=True)
+    one = of([5] * 7)
+    assert admit(blocks, one)
+    compute(blocks, one)
+    more(blocks, one, 5)
+    known = list(one.block_table)
+    take_back(blocks, one, 1)
+    assert (one.num_computed, one.num_known_blocks) == (BLOCK_SIZE, 1)
+    more(blocks, one, 6)
+    assert one.block_table[0] == known[0]
+    assert one.block_table[1] != known[1]
+    # Both blocks are found by the tokens that they hold.
+    for token, block in ((5, known[1]), (6, one.block_table[1])):
+        other = of([5] * 7 + [token, 9])
+        assert admit(blocks, other)
+        assert other.block_table[:2] == [known[0], block]
+        assert other.num_computed == 2 * BLOCK_SIZE
+
+
+def test_a_rewind_frees_the_blocks_after_the_tokens_that_are_left() -> None:
+    blocks = manager(prefix_caching=True)
+    one = of([5, 6])
+    assert admit(blocks, one)
+    compute(blocks, one)
+    more(blocks, one, 1, 2, 3, 4, 5, 6, 7)
+    take_back(blocks, one, 6)
+    # The last token that is left is computed again, in another block: the first one is known.
+    assert (one.num_tokens, one.num_computed, one.block_table) == (3, 0, [])
+    assert blocks.num_used == 0

@@ -36,7 +36,10 @@ RUN_BY = {
         "test_only_requests_with_the_argument_get_nothing_but_the_target",
     ),
     "V1 processors: the class object in LLM": (DOCUMENTS, "test_each_class_object_works_alone"),
-    "V1 processors: the class object in AsyncLLM": (DOCUMENTS, "test_async_llm_takes_a_class_object_and_extra_args"),
+    "V1 processors: the class object in AsyncLLM": (
+        "entrypoints/test_async_llm_start.py",
+        "test_the_first_requests_start_one_worker_and_shutdown_ends_it_and_the_requests",
+    ),
     "V1 processors: an entry point": (DOCUMENTS, "test_entry_points_load_by_themselves_before_the_declared_ones"),
     "V1 processors: a request over REST and the SDK": (
         DOCUMENTS,

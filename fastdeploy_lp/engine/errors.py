@@ -8,7 +8,14 @@ from typing import TypeVar
 
 
 class EngineStartError(RuntimeError):
-    """The worker did not start; the message is the reason in one line."""
+    """The worker did not start; the message is the reason in one line.
+
+    lasting: no other worker could start either.
+    """
+
+    def __init__(self, message: str, *, lasting: bool = False) -> None:
+        super().__init__(message)
+        self.lasting = lasting
 
 
 class EngineStartingError(RuntimeError):

@@ -18,11 +18,13 @@ Scan = Callable[[str, int], tuple[Any, int]]
 Members = Callable[[list[tuple[str, Any]]], dict[str, Any]]
 """Returns an object with the members as written, duplicates included."""
 
-# Runs of plain numbers, such as token ids, or of short texts without escapes; the library reads a run at once.
+# Runs of plain numbers, such as token ids, and literals, or of short texts without escapes; the library reads a run at
+# once.
 SPACE = r"[ \t\n\r]*"
 NUMBER = r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,18})?"
+PLAIN = rf"(?:{NUMBER}|null|true|false)"
 TEXT = r'"[^"\\\x00-\x1f]{0,64}"'
-RUNS = [re.compile(rf"{each}(?:{SPACE},{SPACE}{each}){{0,1023}}(?={SPACE}[,\]])") for each in (NUMBER, TEXT)]
+RUNS = [re.compile(rf"{each}(?:{SPACE},{SPACE}{each}){{0,1023}}(?={SPACE}[,\]])") for each in (PLAIN, TEXT)]
 SPACES = re.compile(SPACE)
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
+from support.distributions import install
 from support.guarded import guarded_server_process
 from support.held import SPECS as HELD
-from support.server import DEFAULT_MODEL, TESTS, ServerProcess
+from support.server import DEFAULT_MODEL, REPOSITORY, TESTS, ServerProcess
 from support.supervised import supervised_server
 from support.tiny import write_tiny_checkpoint
 
@@ -47,6 +49,25 @@ def scripted_server(light_checkpoint: Path) -> Iterator[ServerProcess]:
     processors = ["support.forced:ForcesTokens", "support.served_faults:RaisesOnBoom"]
     options += ["--served-model-name", DEFAULT_MODEL, "--logits-processors", *processors]
     with ServerProcess(*options, model=str(light_checkpoint)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def named_server(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A tiny model of two names, 128 tokens and one port, greedy unless a request says otherwise.
+
+    It takes templates of requests, and has an IO processor that a package brings.
+    """
+    site = tmp_path_factory.mktemp("site")
+    install(site, "made_io", {"io_processor_plugins": {"lengths": "support.io_processors:lengths"}})
+    env = {
+        "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, TESTS, site))),
+        "FASTDEPLOY_LP_PLUGINS": "lengths",
+    }
+    options = ["--served-model-name", "first", "org/second", "--logits-processors", "LogitBiasLogitsProcessor"]
+    options += ["--override-generation-config", '{"temperature": 0, "top_k": 5}', "--trust-request-chat-template"]
+    options += ["--io-processor-plugin", "lengths", "--max-model-len", "128"]
+    with ServerProcess(*options, model=str(tiny_checkpoint), own_metrics_port=False, env=env) as running:
         yield running
 
 

@@ -5,7 +5,6 @@ Imports are renamed, and torch is Paddle, except where a server is started with 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from support.chat import MODEL, REQUEST_SECONDS, decode, post
 from support.documents import DummyLogitsProcessor, WrappedPerReqLogitsProcessor
 from support.server import ServerProcess, server_environment
 
-from fastdeploy_lp import LLM, AsyncLLM, EngineArgs, SamplingParams
+from fastdeploy_lp import LLM, SamplingParams
 
 TARGET = 67
 TOKENS = 6
@@ -258,21 +257,6 @@ def test_each_class_object_works_alone(llm: LLM, name: str) -> None:
     params = SamplingParams(**PLAIN, logits_processors={name: {"target_token": TARGET}})
     (output,) = llm.generate(HELLO, params, use_tqdm=False)
     assert output.outputs.token_ids == [TARGET] * TOKENS
-
-
-def test_async_llm_takes_a_class_object_and_extra_args(cases: list[Case], light_checkpoint: Path) -> None:
-    async def answer(async_llm: AsyncLLM, messages: list[dict[str, Any]], extra: dict[str, Any] | None) -> list[int]:
-        params = SamplingParams(**PLAIN, extra_args=extra)
-        outputs = [output async for output in async_llm.generate(messages, params)]
-        return outputs[-1].outputs.token_ids
-
-    async def answer_all() -> list[list[int]]:
-        engine_args = EngineArgs(model=str(light_checkpoint), logits_processors=[DummyLogitsProcessor])
-        async with AsyncLLM.from_engine_args(engine_args) as async_llm:
-            requests = alternating(cases, "target_token")
-            return list(await asyncio.gather(*(answer(async_llm, *request) for request in requests)))
-
-    assert asyncio.run(answer_all()) == expected_tokens(cases)
 
 
 def test_a_target_token_of_the_wrong_type_is_refused_by_validate_params(paddle_server: ServerProcess) -> None:

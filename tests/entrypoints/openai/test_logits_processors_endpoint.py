@@ -222,11 +222,11 @@ def test_requests_of_different_orders_share_a_batch(aliases: ServerProcess) -> N
     plain = texts(aliases)
     bias = {"name": "hot", "params": {"logit_bias": FORCE}}
     zero = {"name": "SetsToZero", "params": {"zero_token": OTHER_TOKEN}}
-    reversed_body = {"messages": HELLO, "max_tokens": 300, "ignore_eos": True, "temperature": 0}
+    reversed_body = {"messages": HELLO, "max_tokens": 100, "ignore_eos": True, "temperature": 0}
     with opened_stream(aliases, {**reversed_body, "logits_processors": [zero, bias]}) as payloads:
         assert texts(aliases) == plain
         assert texts(aliases, logits_processors=[bias, zero], max_tokens=1) == [decode(PLAIN_TOKEN)]
-        assert text_of(chunks(payloads)) == decode(*[OTHER_TOKEN] * 300)
+        assert text_of(chunks(payloads)) == decode(*[OTHER_TOKEN] * 100)
 
 
 def test_an_empty_selection_gives_the_plain_answer(aliases: ServerProcess) -> None:

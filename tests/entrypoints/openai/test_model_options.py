@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,9 @@ PROMPT = {"prompt": [5, 6, 7], "max_tokens": 8, "ignore_eos": True, "return_toke
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def served(named_server: ServerProcess) -> ServerProcess:
     """A tiny model of two names, greedy unless a request says otherwise."""
-    options = ["--served-model-name", *NAMES, "--override-generation-config", '{"temperature": 0, "top_k": 5}']
-    model = str(write_tiny_checkpoint(tmp_path_factory.mktemp("tiny")))
-    with ServerProcess(*options, "--logits-processors", "LogitBiasLogitsProcessor", model=model) as running:
-        yield running
+    return named_server
 
 
 def complete(server: ServerProcess, **fields: Any) -> httpx.Response:
@@ -78,8 +74,12 @@ def test_the_printed_requests_run_and_the_second_changes_the_answer(served: Serv
 
 
 def test_the_last_line_of_the_start_says_where_the_server_listens(served: ServerProcess) -> None:
-    line = [line for line in served.log.splitlines() if line][-1]
-    assert re.fullmatch(rf"Serving first on {served.url}/v1 \(platform \w+; logits processors: \w+\)\.", line)
+    said = rf"Serving first on {served.url}/v1 \(platform \w+; logits processors: \w+\)\."
+    lines = served.log.splitlines()
+    (last,) = [place for place, line in enumerate(lines) if re.fullmatch(said, line)]
+    # Later ones are about requests.
+    assert not [line for line in lines[last + 1 :] if line.startswith(("curl ", "Serving "))]
+    assert [line for line in lines[:last] if line.startswith("curl ")]
 
 
 def test_requests_are_not_in_the_log(served: ServerProcess) -> None:

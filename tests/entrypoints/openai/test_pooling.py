@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 from support.chat import REQUEST_SECONDS, metric
-from support.distributions import install
 from support.errors import check_error
-from support.server import REPOSITORY, TESTS, ServerProcess
+from support.server import ServerProcess
 
 PROMPTS = ["the dog", "the quick brown fox", "over"]
 HIDDEN_SIZE = 64
@@ -24,17 +20,9 @@ SECRET = "secret"
 
 
 @pytest.fixture(scope="module")
-def server(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(named_server: ServerProcess) -> ServerProcess:
     """The tiny model with an IO processor that a package brings."""
-    site = tmp_path_factory.mktemp("site")
-    install(site, "made_io", {"io_processor_plugins": {"lengths": "support.io_processors:lengths"}})
-    env = {
-        "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, TESTS, site))),
-        "FASTDEPLOY_LP_PLUGINS": "lengths",
-    }
-    options = ["--io-processor-plugin", "lengths", "--max-model-len", str(CONTEXT)]
-    with ServerProcess(*options, model=str(tiny_checkpoint), own_metrics_port=False, env=env) as running:
-        yield running
+    return named_server
 
 
 def pooled(server: ServerProcess, path: str = "/pooling", **body: Any) -> httpx.Response:

@@ -1,0 +1,3 @@
+"""A worker's program that ends with status 3 before it says anything."""
+
+raise SystemExit(3)

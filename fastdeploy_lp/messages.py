@@ -77,13 +77,9 @@ class WorkerReady(msgspec.Struct, tag=True):
 
 
 class WorkerFailed(msgspec.Struct, tag=True):
-    """The worker cannot start or continue; `message` is the reason in one line.
-
-    lasting: no other worker could start either, since the model cannot be used.
-    """
+    """The worker cannot start or continue; `message` is the reason in one line."""
 
     message: str
-    lasting: bool = False
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):

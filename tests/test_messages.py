@@ -145,7 +145,7 @@ from_worker = st.one_of(
     st.builds(
         WorkerReady, load_seconds=st.floats(0, 1e6), argmax_invariant=st.dictionaries(names, st.booleans(), max_size=3)
     ),
-    st.builds(WorkerFailed, message=names, lasting=st.booleans()),
+    st.builds(WorkerFailed, message=names),
     st.builds(
         StepOutputs,
         steps=st.lists(steps, max_size=4),

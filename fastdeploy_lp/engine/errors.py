@@ -8,14 +8,7 @@ from typing import TypeVar
 
 
 class EngineStartError(RuntimeError):
-    """The worker did not start; the message is the reason in one line.
-
-    lasting: no other worker could start either.
-    """
-
-    def __init__(self, message: str, *, lasting: bool = False) -> None:
-        super().__init__(message)
-        self.lasting = lasting
+    """The worker did not start; the message is the reason in one line."""
 
 
 class EngineStartingError(RuntimeError):

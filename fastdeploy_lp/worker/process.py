@@ -87,7 +87,7 @@ class WorkerProcess:
                     self._send(engine.step())
                     self._publish_cache_events(engine)
         except (CachePortError, CheckpointError) as error:  # the operator's mistake, for which one line is enough
-            self._send(WorkerFailed(str(error), lasting=isinstance(error, CheckpointError)))
+            self._send(WorkerFailed(str(error)))
             raise SystemExit(1) from error
         except (Exception, DeviceLostError) as error:
             logger.exception("the worker cannot go on")

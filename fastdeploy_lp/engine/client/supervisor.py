@@ -85,8 +85,7 @@ class WorkerHandle:
                 # If both processes are killed after this, no folder remains. No other process can connect.
                 self._remove_folder()
                 return message
-            lasting = isinstance(message, WorkerFailed) and message.lasting
-            raise EngineStartError(self._why(message), lasting=lasting)
+            raise EngineStartError(self._why(message))
         except BaseException:
             self.kill()  # it reads no shutdown message while it loads the model
             await self.stop()
@@ -414,8 +413,6 @@ class WorkerSupervisor:
             except EngineStartError as error:
                 was_ready, loss = False, self._loss_of(str(error))
                 logger.error("the worker could not be started again: %s", loss.cause)
-                if error.lasting:
-                    return f"it cannot be started again: {loss.cause}"
                 if loss.culprits:
                     self._events.worker_lost(loss)
                 continue

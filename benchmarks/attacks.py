@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -230,9 +230,13 @@ def main() -> int:
     parser.add_argument("name", choices=list(ATTACKS))
     parser.add_argument("url")
     parser.add_argument("metrics_url")
+    parser.add_argument("--bodies", type=int, help="at most, of an attack that sends several")
     options = parser.parse_args()
     os.nice(NICENESS)
-    found = Counter(ATTACKS[options.name](Target(options.url, options.metrics_url)))
+    attack = ATTACKS[options.name]
+    if options.bodies is not None and isinstance(attack, Bodies):
+        attack = replace(attack, count=min(attack.count, options.bodies))
+    found = Counter(attack(Target(options.url, options.metrics_url)))
     print(json.dumps({str(status): count for status, count in found.items()}))
     return 0
 

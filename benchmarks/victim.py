@@ -138,12 +138,12 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
     raise SystemExit("the server did not start")
 
 
-def measure(server: Server, seconds: float, attack: str | None = None) -> Round:
-    """One round of at least so many seconds, and until the attack has ended."""
+def measure(server: Server, seconds: float, attack: str | None = None, bodies: int | None = None) -> Round:
+    """One round of at least so many seconds, and until the attack has ended; it sends at most so many bodies."""
     found, over = Round(), threading.Event()
     threads = [threading.Thread(target=_probe, args=(server.url, found, over))]
     if attack is not None:
-        threads.append(threading.Thread(target=_attack, args=(server, attack, found)))
+        threads.append(threading.Thread(target=_attack, args=(server, attack, bodies, found)))
     for thread in threads:
         thread.start()
     began = time.perf_counter()
@@ -191,8 +191,9 @@ def _stolen_ms() -> float:
     return 1000 * int(ticks[STEAL]) / os.sysconf("SC_CLK_TCK")
 
 
-def _attack(server: Server, name: str, found: Round) -> None:
+def _attack(server: Server, name: str, bodies: int | None, found: Round) -> None:
     program = [sys.executable, str(Path(__file__).with_name("attacks.py")), name, server.url, server.metrics_url]
+    program += [] if bodies is None else ["--bodies", str(bodies)]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(done.stderr)

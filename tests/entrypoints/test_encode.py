@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from support.distributions import import_folder, install
-from support.tiny import write_tiny_checkpoint
+from support.distributions import import_folder
+from support.pooling import IO_PROCESSORS, POOLED_CONTEXT, PoolingEngine
 
 from fastdeploy_lp import LLM, AsyncLLM, PoolingParams
 from fastdeploy_lp.engine.errors import EngineDeadError, IOProcessorError, RequestAbortedError
@@ -19,50 +19,7 @@ from fastdeploy_lp.request.outputs import PoolingOutput
 PROMPTS = ["the dog", "the quick brown fox", "over"]
 RAW = PoolingParams(normalize=False)
 TOKENS = PoolingParams(task="token_embed", normalize=False)
-CONTEXT = 128
 HIDDEN_SIZE = 64
-PLUGINS = {"lengths": "support.io_processors:lengths", "hasty": "support.io_processors:Hasty"}
-
-Result = TypeVar("Result")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The tiny model, with the IO processors installed."""
-    with import_folder(tmp_path_factory.mktemp("site"), only=",".join(PLUGINS)) as site:
-        install(site, "made_io", {"io_processor_plugins": PLUGINS})
-        yield str(write_tiny_checkpoint(tmp_path_factory.mktemp("model")))
-
-
-@pytest.fixture(scope="module")
-def llm(model: str) -> Iterator[LLM]:
-    """One slot, with the processor that answers with lengths; nobody may wait in the worker."""
-    options: dict[str, Any] = {"max_model_len": CONTEXT, "max_num_seqs": 1, "max_waiting_requests": 0}
-    with LLM(model, io_processor_plugin="lengths", pooling_type="mean", **options) as running:
-        yield running
-
-
-class Engine:
-    """An `AsyncLLM` and the event loop it lives on."""
-
-    def __init__(self, model: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self.llm = AsyncLLM(model, io_processor_plugin="hasty", max_model_len=CONTEXT, max_num_seqs=1)
-        self.run(self.llm.start())
-
-    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return self._loop.run_until_complete(asyncio.wait_for(work, 120))
-
-    def close(self) -> None:
-        self.run(self.llm.shutdown())
-        self._loop.close()
-
-
-@pytest.fixture(scope="module")
-def engine(model: str) -> Iterator[Engine]:
-    made = Engine(model)
-    yield made
-    made.close()
 
 
 def encode(llm: LLM, prompts: Any, params: Any = None) -> list[Any]:
@@ -75,39 +32,39 @@ def process(llm: LLM, **data: Any) -> Any:
     return output.outputs
 
 
-def test_one_vector_is_what_embed_gives(llm: LLM) -> None:
-    encoded = encode(llm, PROMPTS)
-    embedded = llm.embed(PROMPTS, use_tqdm=False)
+def test_one_vector_is_what_embed_gives(pooling_llm: LLM) -> None:
+    encoded = encode(pooling_llm, PROMPTS)
+    embedded = pooling_llm.embed(PROMPTS, use_tqdm=False)
     assert all(isinstance(each.outputs, PoolingOutput) for each in encoded)
     assert [each.outputs.data.tolist() for each in encoded] == [each.outputs.embedding for each in embedded]
     ids = [each.prompt_token_ids for each in encoded]
     for form in (ids, [{"prompt": each} for each in PROMPTS], [{"prompt_token_ids": each} for each in ids]):
-        for output, expected in zip(encode(llm, form), encoded, strict=True):
+        for output, expected in zip(encode(pooling_llm, form), encoded, strict=True):
             np.testing.assert_array_equal(output.outputs.data, expected.outputs.data)
 
 
-def test_the_vectors_of_tokens_come_to_the_vector_of_the_prompt(llm: LLM) -> None:
+def test_the_vectors_of_tokens_come_to_the_vector_of_the_prompt(pooling_llm: LLM) -> None:
     last = PoolingParams(pooling="last", normalize=False)
-    for each, tokens in zip(PROMPTS, encode(llm, PROMPTS, TOKENS), strict=True):
+    for each, tokens in zip(PROMPTS, encode(pooling_llm, PROMPTS, TOKENS), strict=True):
         rows = tokens.outputs.data
         assert (rows.dtype, rows.shape) == (np.float32, (len(tokens.prompt_token_ids), HIDDEN_SIZE))
-        (mean,), (end,) = encode(llm, each, RAW), encode(llm, each, last)
+        (mean,), (end,) = encode(pooling_llm, each, RAW), encode(pooling_llm, each, last)
         np.testing.assert_allclose(rows.mean(axis=0), mean.outputs.data, atol=1e-5)
         np.testing.assert_array_equal(rows[-1], end.outputs.data)
 
 
-def test_each_tokens_vector_is_cut_and_then_has_length_one(llm: LLM) -> None:
-    (raw,) = encode(llm, PROMPTS[1], TOKENS)
-    (cut,) = encode(llm, PROMPTS[1], PoolingParams(task="token_embed", dimensions=5))
+def test_each_tokens_vector_is_cut_and_then_has_length_one(pooling_llm: LLM) -> None:
+    (raw,) = encode(pooling_llm, PROMPTS[1], TOKENS)
+    (cut,) = encode(pooling_llm, PROMPTS[1], PoolingParams(task="token_embed", dimensions=5))
     expected = raw.outputs.data[:, :5].astype(np.float64)
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     np.testing.assert_allclose(cut.outputs.data, expected, atol=1e-6)
     assert cut.outputs.data.dtype == np.float32
 
 
-def test_a_prompt_may_fill_the_context(llm: LLM) -> None:
-    (output,) = encode(llm, [[5] * CONTEXT], TOKENS)
-    assert output.outputs.data.shape == (CONTEXT, HIDDEN_SIZE)
+def test_a_prompt_may_fill_the_context(pooling_llm: LLM) -> None:
+    (output,) = encode(pooling_llm, [[5] * POOLED_CONTEXT], TOKENS)
+    assert output.outputs.data.shape == (POOLED_CONTEXT, HIDDEN_SIZE)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +73,7 @@ def test_a_prompt_may_fill_the_context(llm: LLM) -> None:
         ("", None, "prompt: the prompt is empty"),
         (["a", 5], None, r"prompt\.1: must be a text"),
         ({"prompt": "a", "task": "embed"}, None, r"prompt\.task: is no part of a prompt"),
-        ([[5] * (CONTEXT + 1)], None, rf"prompt\.0: the prompt has {CONTEXT + 1} tokens"),
+        ([[5] * (POOLED_CONTEXT + 1)], None, rf"prompt\.0: the prompt has {POOLED_CONTEXT + 1} tokens"),
         ("a", PoolingParams(task="token_embed", dimensions=HIDDEN_SIZE + 1), "dimensions: .* 1 to 64"),
         (["a", "b"], [RAW], "pooling_params: 1 given for 2 prompts"),
         ({"data": {"texts": ["a"]}}, [RAW], "pooling_params: give one for data, not a list"),
@@ -127,30 +84,30 @@ def test_a_prompt_may_fill_the_context(llm: LLM) -> None:
         ({"data": {"texts": ["a"]}}, PoolingParams(dimensions=5), "dimensions: 5 is not liked"),
         ({"data": {"texts": ["a"]}}, PoolingParams(dimensions=999), "dimensions: 999 is too many"),
         ({"data": {"texts": ["a", ""]}}, None, r"data: made into prompt\.1: the prompt is empty"),
-        ({"data": {"texts": [[5] * 200]}}, None, r"data: made into prompt\.0: the prompt has 200 tokens"),
+        ({"data": {"texts": [[5] * 300]}}, None, r"data: made into prompt\.0: the prompt has 300 tokens"),
         ({"data": {"texts": ["a"], "fail": "parse_request", "error": "ValueError"}}, None, "data: of the data"),
     ],
 )
 def test_what_can_not_be_served_is_told_before_anything_is_computed(
-    llm: LLM, prompts: Any, params: Any, message: str
+    pooling_llm: LLM, prompts: Any, params: Any, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        encode(llm, prompts, params)
+        encode(pooling_llm, prompts, params)
 
 
-def test_an_embedding_is_one_vector(llm: LLM) -> None:
+def test_an_embedding_is_one_vector(pooling_llm: LLM) -> None:
     with pytest.raises(ValueError, match="task: an embedding is one vector, token_embed gives many; use encode"):
-        llm.embed("a", TOKENS, use_tqdm=False)
+        pooling_llm.embed("a", TOKENS, use_tqdm=False)
 
 
-def test_an_io_processor_makes_prompts_of_data_and_an_answer_of_vectors(llm: LLM) -> None:
-    one = encode(llm, "the dog", RAW)[0].outputs.data
-    answer = encode(llm, {"data": {"texts": ["the dog", "over", [5, 6]]}}, RAW)[0].outputs
+def test_an_io_processor_makes_prompts_of_data_and_an_answer_of_vectors(pooling_llm: LLM) -> None:
+    one = encode(pooling_llm, "the dog", RAW)[0].outputs.data
+    answer = encode(pooling_llm, {"data": {"texts": ["the dog", "over", [5, 6]]}}, RAW)[0].outputs
     assert [entry[0] for entry in answer] == [HIDDEN_SIZE] * 3
     assert answer[0][1] == float(np.sum(one))
-    (single,) = process(llm, texts=[[5, 6, 7]], fail="single")
+    (single,) = process(pooling_llm, texts=[[5, 6, 7]], fail="single")
     assert single[0] == HIDDEN_SIZE
-    rows = encode(llm, {"data": {"texts": [[5, 6, 7]]}}, TOKENS)[0].outputs
+    rows = encode(pooling_llm, {"data": {"texts": [[5, 6, 7]]}}, TOKENS)[0].outputs
     assert rows[0][:2] == [3, HIDDEN_SIZE]
 
 
@@ -169,46 +126,49 @@ def test_an_io_processor_makes_prompts_of_data_and_an_answer_of_vectors(llm: LLM
     ],
 )
 def test_what_an_io_processor_raises_is_told_by_its_name_and_ends_its_request_alone(
-    llm: LLM, caplog: pytest.LogCaptureFixture, data: Any, method: str, kind: str
+    pooling_llm: LLM, caplog: pytest.LogCaptureFixture, data: Any, method: str, kind: str
 ) -> None:
     with caplog.at_level(logging.ERROR, "fastdeploy_lp"), pytest.raises(IOProcessorError) as error:
-        process(llm, **data)
+        process(pooling_llm, **data)
     assert str(error.value) == f"IO processor lengths failed in {method} ({kind})"
     assert error.value.__cause__ is not None
     assert "Traceback" in caplog.text
     assert str(error.value) in caplog.text
-    assert len(process(llm, texts=["still", "there", "?"])) == 3
+    assert len(process(pooling_llm, texts=["still", "there", "?"])) == 3
 
 
-def test_parameters_that_are_none_are_the_processors_fault(llm: LLM) -> None:
+def test_parameters_that_are_none_are_the_processors_fault(pooling_llm: LLM) -> None:
     with pytest.raises(IOProcessorError, match=r"failed in validate_or_generate_params \(TypeError\)"):
-        encode(llm, {"data": {"texts": ["a"]}}, PoolingParams(dimensions=6))
+        encode(pooling_llm, {"data": {"texts": ["a"]}}, PoolingParams(dimensions=6))
 
 
-def test_data_needs_an_io_processor(model: str) -> None:
-    with pytest.raises(ValueError, match=r"'lenghts' is no IO-processor plugin .*; there are: hasty, lengths"):
-        LLM(model, io_processor_plugin="lenghts")
+def test_data_needs_an_io_processor(pooling_model: str, io_processors: Path) -> None:
+    with (
+        import_folder(io_processors, only=",".join(IO_PROCESSORS)),
+        pytest.raises(ValueError, match=r"'lenghts' is no IO-processor plugin .*; there are: hasty, lengths"),
+    ):
+        LLM(pooling_model, io_processor_plugin="lenghts")
 
 
-def test_async_encode_gives_the_same(engine: Engine, llm: LLM) -> None:
+def test_async_encode_gives_the_same(pooling_engine: PoolingEngine, pooling_llm: LLM) -> None:
     last = PoolingParams(pooling="last", normalize=False)
     for prompt, params in (("the dog", last), ([5, 6, 7], TOKENS), ({"prompt": "over"}, PoolingParams(pooling="mean"))):
-        output = engine.run(engine.llm.encode(prompt, params, request_id="mine"))
+        output = pooling_engine.run(pooling_engine.llm.encode(prompt, params, request_id="mine"))
         assert output.request_id == "mine"
-        (expected,) = encode(llm, prompt, params)
+        (expected,) = encode(pooling_llm, prompt, params)
         np.testing.assert_array_equal(output.outputs.data, expected.outputs.data)
 
 
-def test_prompts_that_a_processor_does_not_wait_for_are_aborted(engine: Engine) -> None:
-    output = engine.run(engine.llm.encode({"data": {"texts": ["the dog"] * 8}}, request_id="mine"))
+def test_prompts_that_a_processor_does_not_wait_for_are_aborted(pooling_engine: PoolingEngine) -> None:
+    output = pooling_engine.run(pooling_engine.llm.encode({"data": {"texts": ["the dog"] * 8}}, request_id="mine"))
     assert (output.request_id, len(output.outputs)) == ("mine", 1)
-    inner = engine.llm._engine
+    inner = pooling_engine.llm._engine
     assert inner is not None
     assert inner.num_in_flight == 0
-    assert engine.llm._running == {}
+    assert pooling_engine.llm._running == {}
 
 
-def test_an_abort_and_the_engines_end_are_not_the_processors_failure(model: str) -> None:
+def test_an_abort_and_the_engines_end_are_not_the_processors_failure(pooling_model: str, io_processors: Path) -> None:
     async def begun(llm: AsyncLLM) -> asyncio.Future[Any]:
         # One slot: those behind the first wait.
         work = asyncio.ensure_future(llm.encode({"data": {"texts": [[7] * 100] * 8}}, request_id="mine"))
@@ -217,8 +177,8 @@ def test_an_abort_and_the_engines_end_are_not_the_processors_failure(model: str)
         return work
 
     async def run() -> None:
-        options: dict[str, Any] = {"max_num_seqs": 1, "max_model_len": CONTEXT}
-        async with AsyncLLM(model, io_processor_plugin="lengths", **options) as llm:
+        options: dict[str, Any] = {"max_num_seqs": 1, "max_model_len": POOLED_CONTEXT}
+        async with AsyncLLM(pooling_model, io_processor_plugin="lengths", **options) as llm:
             work = await begun(llm)
             llm.abort("mine")
             with pytest.raises(RequestAbortedError):
@@ -229,4 +189,5 @@ def test_an_abort_and_the_engines_end_are_not_the_processors_failure(model: str)
             with pytest.raises(EngineDeadError):
                 await work
 
-    asyncio.run(run())
+    with import_folder(io_processors, only=",".join(IO_PROCESSORS)):
+        asyncio.run(run())

@@ -378,7 +378,7 @@ class Mine(LogitsProcessor):
 
 
 llm = LLM(
-    model="smollm2-135m",
+    model={model!r},
     engine_worker_queue_port={queue_port},
     cache_queue_port={cache_port},
     logits_processors=["support.processors:YourLogitsProcessor", Mine],
@@ -404,12 +404,13 @@ print(llm.worker_pid)
 """
 
 
-def test_a_script_with_a_class_of_its_own_runs_and_ends_by_itself(tmp_path: Path, golden_cases: list[Case]) -> None:
+def test_a_script_with_a_class_of_its_own_runs_and_ends_by_itself(tmp_path: Path, light_checkpoint: Path) -> None:
     ports = {"queue_port": free_port(), "cache_port": free_port()}
-    *text, with_it, without, worker_pid = run_script(tmp_path, SCRIPT.format(args=ENABLED, **ports))
+    script = SCRIPT.format(model=str(light_checkpoint), args=ENABLED, **ports)
+    *text, with_it, without, worker_pid = run_script(tmp_path, script)
     assert "\n".join(text) == decode(*[FORCED_TOKEN] * 32)
     assert with_it == "901 901 901 901"
-    assert without.split() == [str(token) for token in golden_cases[0]["output_ids"][:4]]
+    assert "901" not in without.split()
     wait_until(lambda: not process_exists(int(worker_pid)), PROCESS_SECONDS)
 
 

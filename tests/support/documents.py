@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
-
-import paddle
-import paddle.nn.functional as F  # noqa: N812 - Paddle's own spelling
+from typing import TYPE_CHECKING, Any
 
 from fastdeploy_lp import SamplingParams
 from fastdeploy_lp.logits_processor.vllm_v1 import (
@@ -17,6 +14,10 @@ from fastdeploy_lp.logits_processor.vllm_v1 import (
     RequestLogitsProcessor,
     VllmConfig,
 )
+
+# An API process and those that check requests import the classes as well, and need no Paddle for it.
+if TYPE_CHECKING:
+    import paddle
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,8 @@ class DummyLogitsProcessor(LogitsProcessor):
                     self.req_info[adx] = b_val
 
     def apply(self, logits: paddle.Tensor) -> paddle.Tensor:
+        import paddle
+
         if not self.req_info:
             return logits
 
@@ -144,6 +147,9 @@ class ThresholdLogitsProcessor(LogitsProcessor):
                 self.req_state[source] = other
 
     def apply(self, logits: paddle.Tensor) -> paddle.Tensor:
+        import paddle
+        import paddle.nn.functional as F  # noqa: N812 - Paddle's own spelling
+
         for row, state in self.req_state.items():
             probabilities = F.softmax(logits[row])
             kept = probabilities >= state["threshold"] * probabilities.max()

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
-import sys
 from importlib.metadata import version
 
+import pytest
+from support.forks import command, run_forks
 from support.server import PLUGINS, REPOSITORY
 
 from fastdeploy_lp.version import __version__
 
-PROGRAM = "from fastdeploy_lp.entrypoints.cli import main; main(['collect-env'])"
+MODULES = ("fastdeploy_lp.entrypoints.cli.collect_env", "fastdeploy_lp.model_executor.ops")
+
+# One of the packages that are installed for tests declares processors.
+SECRETS = {"FASTDEPLOY_LP_API_KEY": "geheim-1", "FLAGS_my_token": "geheim-2", "DATABASE_PASSWORD": "geheim-3"}
+PROGRAMS = {
+    "everything": command("collect-env", variables={"OMP_NUM_THREADS": "3", **SECRETS}, paths=[str(PLUGINS)]),
+    "nothing": command("collect-env", variables={"FASTDEPLOY_LP_COMPILED_OPS": "0"}),
+    "emulated": command("collect-env", variables={"FASTDEPLOY_LP_TILES": "emulated"}),
+    "on": command("collect-env", variables={"FASTDEPLOY_LP_TILES": "on"}),
+    "tpu": command("collect-env", variables={"FASTDEPLOY_LP_PLATFORM": "tpu"}),
+}
 
 
-def report(**variables: str) -> str:
-    environment = {**os.environ, **variables}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROGRAM], capture_output=True, text=True, env=environment, cwd=REPOSITORY
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the command tells in each environment, without a warning."""
+    folder = tmp_path_factory.mktemp("reports")
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONWARNINGS": "error"}
+    ran = run_forks(list(PROGRAMS.values()), folder, environment, modules=MODULES)
+    assert [(done.returncode, done.stderr) for done in ran] == [(0, "")] * len(PROGRAMS)
+    return {name: done.stdout for name, done in zip(PROGRAMS, ran, strict=True)}
 
 
 def section(text: str, title: str) -> list[str]:
@@ -29,11 +40,8 @@ def section(text: str, title: str) -> list[str]:
     return [line.strip() for line in lines[: next((i for i, line in enumerate(lines) if line[:1] != " "), None)]]
 
 
-def test_the_report() -> None:
-    """One of the packages that are installed for tests declares processors."""
-    path = os.pathsep.join([str(REPOSITORY), str(PLUGINS)])
-    secrets = {"FASTDEPLOY_LP_API_KEY": "geheim-1", "FLAGS_my_token": "geheim-2", "DATABASE_PASSWORD": "geheim-3"}
-    text = report(OMP_NUM_THREADS="3", PYTHONPATH=path, **secrets)
+def test_the_report(reports: dict[str, str]) -> None:
+    text = reports["everything"]
     software, environment = section(text, "Software"), section(text, "Environment")
     assert software[0].startswith(f"fastdeploy-lp {__version__} in ")
     assert software[1].startswith(f"Python {platform.python_version()} ")
@@ -50,27 +58,26 @@ def test_the_report() -> None:
     assert any(" = " in line and ":" in line for line in section(text, "Installed plugins"))
 
 
-def test_what_there_is_none_of() -> None:
-    text = report(FASTDEPLOY_LP_COMPILED_OPS="0", PYTHONPATH=str(REPOSITORY))
+def test_what_there_is_none_of(reports: dict[str, str]) -> None:
+    text = reports["nothing"]
     assert section(text, "Compiled operators") == ["Paddle's own: FASTDEPLOY_LP_COMPILED_OPS=0"]
     assert section(text, "Installed plugins") == ["none"]
 
 
-def test_the_instructions_of_products() -> None:
+def test_the_instructions_of_products(reports: dict[str, str]) -> None:
     """Of the library that a worker would load; the choice may be wrong."""
-    chosen = {choice: report(FASTDEPLOY_LP_TILES=choice, PYTHONPATH=str(REPOSITORY)) for choice in ("emulated", "on")}
-    path, products = section(chosen["emulated"], "Compiled operators")
+    path, products = section(reports["emulated"], "Compiled operators")
     assert path.endswith(".so")
     assert products.startswith("products of 8 bits: ")
     assert products.endswith("; tiles: emulated, very slow (FASTDEPLOY_LP_TILES=emulated)")
-    assert section(chosen["on"], "Compiled operators") == [
+    assert section(reports["on"], "Compiled operators") == [
         path,
         "products of 8 bits: FASTDEPLOY_LP_TILES: 'on' is none of auto, off, emulated",
     ]
 
 
-def test_a_platform_that_cannot_be_used_is_told() -> None:
-    text = report(FASTDEPLOY_LP_PLATFORM="tpu", PYTHONPATH=str(REPOSITORY))
+def test_a_platform_that_cannot_be_used_is_told(reports: dict[str, str]) -> None:
+    text = reports["tpu"]
     (line,) = section(text, "Platform")
     assert line.startswith("FASTDEPLOY_LP_PLATFORM: 'tpu' is no platform; there are: ")
     assert section(text, "Installed plugins") == ["none"]

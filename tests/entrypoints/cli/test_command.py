@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.server import REPOSITORY
+from support.forks import Program, run_forks
+from support.forks import command as command_program
+from support.server import REPOSITORY, server_environment
 
 from fastdeploy_lp.entrypoints.cli import command
 from fastdeploy_lp.entrypoints.cli.command import SUBCOMMANDS, main
@@ -26,21 +28,9 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
 
 
-@pytest.fixture(scope="module")
-def serve_help() -> subprocess.CompletedProcess[str]:
-    """What the command tells of `serve`."""
-    return run(COMMAND, "serve", "--help")
-
-
 def test_version() -> None:
     done = run(COMMAND, "--version")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{__version__}\n", "")
-
-
-def test_serve_help_lists_the_options(serve_help: subprocess.CompletedProcess[str]) -> None:
-    assert (serve_help.returncode, serve_help.stderr) == (0, "")
-    assert serve_help.stdout.startswith("usage: fastdeploy-lp serve ")
-    assert "--logits-processors" in serve_help.stdout
 
 
 @pytest.mark.parametrize("option", ["--help", "-h"])
@@ -54,7 +44,7 @@ def test_help_names_the_subcommands(capsys: pytest.CaptureFixture[str], option: 
         assert subcommand.summary in shown.out
 
 
-# `serve` sets up this process's logging; its own help is read above.
+# `serve` sets up this process's logging; its own help is read below.
 OTHERS = [each.name for each in SUBCOMMANDS if each.name != "serve"]
 
 
@@ -190,28 +180,39 @@ def test_a_processor_that_is_none_is_told(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().err.startswith("error: logits_processors: 'Nothing'")
 
 
-def test_serve_tells_mistakes_in_one_line() -> None:
-    done = run(COMMAND, "serve", "--model", "nowhere", "--logits-processors", "Nothing")
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("error: logits_processors: 'Nothing'")
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        ["fastdeploy_lp.entrypoints.openai.api_server"],
-        ["entrypoints.openai.api_server"],
-        ["api_server"],
-        ["fastdeploy_lp", "serve"],
-    ],
-    ids=" ".join,
+# The second and the third name are those of a checkout.
+MODULES = (
+    "fastdeploy_lp.entrypoints.openai.api_server",
+    "entrypoints.openai.api_server",
+    "api_server",
+    "fastdeploy_lp",
 )
-def test_server_runs_as_a_module(serve_help: subprocess.CompletedProcess[str], module: list[str]) -> None:
-    """The second and the third name are those of a checkout."""
-    done = run(sys.executable, "-m", *module, "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == serve_help.stdout
+AS_MODULE = """
+import runpy, sys
+sys.argv[:] = ["", *{arguments!r}]
+runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
+"""
+
+
+def test_server_runs_as_a_module(tmp_path: Path) -> None:
+    """And tells mistakes in one line; in forks of one process, each as a program of its own."""
+    options = [["serve", "--help"] if module == "fastdeploy_lp" else ["--help"] for module in MODULES]
+    modules = [
+        Program(AS_MODULE.format(module=module, arguments=arguments), paths=[str(REPOSITORY)])
+        for module, arguments in zip(MODULES, options, strict=True)
+    ]
+    mistaken = command_program("serve", "--model", "nowhere", "--logits-processors", "Nothing")
+    programs = [command_program("serve", "--help"), mistaken, *modules]
+    helped, mistake, *others = run_forks(programs, tmp_path, server_environment())
+    assert (helped.returncode, helped.stderr) == (0, "")
+    assert helped.stdout.startswith("usage: fastdeploy-lp serve ")
+    assert "--logits-processors" in helped.stdout
+    assert (mistake.returncode, mistake.stdout) == (2, "")
+    (line,) = mistake.stderr.splitlines()
+    assert line.startswith("error: logits_processors: 'Nothing'")
+    for module, done in zip(MODULES, others, strict=True):
+        assert (done.returncode, done.stderr) == (0, ""), module
+        assert done.stdout == helped.stdout, module
 
 
 HERE = """

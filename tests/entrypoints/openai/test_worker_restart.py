@@ -155,17 +155,20 @@ def calm_beside(server: ServerProcess) -> str:
 
 
 # A fault of memory ends it in the test after this one.
-def test_a_processor_that_hangs_the_worker_is_named_and_out_of_service(server: ServerProcess, calm_beside: str) -> None:
+@pytest.mark.parametrize(("deadly", "word"), [("exit", "status 7"), ("hang", "step_timeout")])
+def test_a_processor_that_ends_the_worker_is_named_and_out_of_service(
+    server: ServerProcess, calm_beside: str, deadly: str, word: str
+) -> None:
     """Its requests end, never run again, and everybody else's have the answers they would have had."""
     restarts = metric(server, "worker_restarts_total")
-    poison = {**SHORT, "logits_processors_args": {"deadly": "hang", "deadly_at": 2}}
+    poison = {**SHORT, "logits_processors_args": {"deadly": deadly, "deadly_at": 2}}
     with ThreadPoolExecutor(8) as pool:
         bystanders = [pool.submit(post, server, BESIDE) for _ in range(2)]
         streamed = pool.submit(read_stream, server, BESIDE)
         wait_for_running(server, 3)
         error = check_error(post(server, poison), 500)
         assert "logits processor Deadly ended the worker" in error["message"]
-        assert "step_timeout" in error["message"]
+        assert word in error["message"]
         assert [content_of(each.result(600).json()) for each in bystanders] == [calm_beside] * 2
         assert text_of(streamed.result(600)) == calm_beside
     assert cards(server)["Deadly"]["state"] == "quarantined"

@@ -238,6 +238,7 @@ def test_ties_that_are_counted_anew_in_each_part_are_found(compiled: Side) -> No
     row[-1] = 1
     given = case_of(row, top_k=PART + 99, uniform=1.0)
     assert set(differences(side, compiled, [given])) == {"draw"}
+    assert same(compiled, given, operations=DRAWING)
 
 
 @pytest.mark.parametrize(

@@ -46,11 +46,13 @@ BITS_GROUPS = (1, 4, 7)
 PARTS = ("rows", "attention", "bits", "graphs", "times")
 
 
-def differences(mine: Side, theirs: Side, given: Iterable[Case]) -> Counter[str]:
+def differences(
+    mine: Side, theirs: Side, given: Iterable[Case], operations: Sequence[str] = OPERATIONS
+) -> Counter[str]:
     """Returns how many batches of each operation have other bits on one side than on the other."""
     found: Counter[str] = Counter()
     for each in given:
-        for name in OPERATIONS:
+        for name in operations:
             found[name] += not same_bits(getattr(mine, name)(each), getattr(theirs, name)(each))
     return +found
 

@@ -90,20 +90,25 @@ def test_a_part_that_fails_is_reported_with_what_it_said(tmp_path: Path) -> None
 # The chain on the device against the chain in host memory
 
 
-def test_builtins_give_the_same_where_logits_are_out_of_the_hosts_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def in_host_memory() -> dict[str, Any]:
+    return gpu_chain.outcome()
+
+
+def test_builtins_give_the_same_where_logits_are_out_of_the_hosts_reach(
+    in_host_memory: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On the CPU, by the ways that they take on a device: Paddle's operators and no view of the logits."""
-    in_host_memory = gpu_chain.outcome()
     monkeypatch.setattr(compiled_rows, "compiled_ops", lambda: None)
     monkeypatch.setattr(host_memory, "in_host_memory", lambda _: False)
     assert gpu_check.differences(gpu_chain.outcome(), in_host_memory, gpu_check.CHAIN_TOLERANCE) == []
 
 
-def test_the_builtins_of_the_check_are_there_and_do_something() -> None:
+def test_the_builtins_of_the_check_are_there_and_do_something(in_host_memory: dict[str, Any]) -> None:
     assert {f"{noun}LogitsProcessor" for noun in gpu_chain.BUILTINS} <= set(BUILTIN)
-    found = gpu_chain.outcome()
     for noun in gpu_chain.BUILTINS:
         using, other = (
-            np.stack([found[f"{noun} {request} {step}"] for step in range(gpu_chain.STEPS)])
+            np.stack([in_host_memory[f"{noun} {request} {step}"] for step in range(gpu_chain.STEPS)])
             for request in ("using", "not-using")
         )
         assert np.isfinite(other).all()

@@ -60,6 +60,24 @@ def runs(directory: Path) -> int:
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
+def partial_compiler(directory: Path, *names: str) -> Path:
+    """The machine's compiler, for which all sources but those of these names are empty: a library that can be loaded.
+
+    For tests of how a library is packaged and found; what is left out of it cannot be called.
+    """
+    compiler = installed_compiler()
+    return _script(
+        directory,
+        f"""
+for last; do :; done
+case " $* " in *" -c "*) ;; *) exec "{compiler}" "$@" ;; esac
+case "${{last##*/}}" in {"|".join(names)}) exec "{compiler}" "$@" -O0 ;; esac
+while [ "$1" != -o ]; do shift; done
+exec "{compiler}" -c -x c++ -o "$2" /dev/null
+""",
+    )
+
+
 def dying_compiler(directory: Path) -> Path:
     """One that is killed when half of its output is written."""
     return _script(

@@ -38,6 +38,12 @@ def assert_golden(ran: dict[str, Ran], cases: Cases, name: str = "golden", max_t
     ]
 
 
+@pytest.fixture(scope="module")
+def roomy() -> EngineCore:
+    """An engine with 32 slots that tests share: each takes requests of names of its own, and leaves none."""
+    return engine(max_num_seqs=32)
+
+
 BUDGETS = [1, 17, *(pytest.param(budget, marks=pytest.mark.long) for budget in (2, 3, 7, 16, 31, 64))]
 
 
@@ -49,8 +55,8 @@ def test_prompts_cut_anywhere(golden_cases: Cases, budget: int) -> None:
     assert_golden(ran, cases)
 
 
-def test_alone_and_with_a_warm_prefix_cache(golden_cases: Cases) -> None:
-    one, cases = engine(), golden_cases[::3]
+def test_alone_and_with_a_warm_prefix_cache(roomy: EngineCore, golden_cases: Cases) -> None:
+    one, cases = roomy, golden_cases[::3]
     for name in ("cold", "warm"):
         hits = one.blocks.num_hit_tokens
         ran: dict[str, Ran] = {}
@@ -60,10 +66,10 @@ def test_alone_and_with_a_warm_prefix_cache(golden_cases: Cases) -> None:
     assert one.blocks.num_hit_tokens - hits >= 16 * len(cases)
 
 
-def test_in_a_crowd_whose_members_join_and_leave(golden_cases: Cases) -> None:
+def test_in_a_crowd_whose_members_join_and_leave(roomy: EngineCore, golden_cases: Cases) -> None:
     """32 slots; neighbours of random prompts and lengths, sampled and greedy, some of them aborted in the middle."""
     random = np.random.default_rng(7)
-    one, ran = engine(max_num_seqs=32), {}
+    one, ran = roomy, {}
     waiting = [
         request(
             f"neighbour-{i}",

@@ -314,9 +314,7 @@ class ProcessorHarness:
 
     def tensor(self, rows: NDArray[Any]) -> Tensor:
         """Returns logits as the chain gets them."""
-        import paddle
-
-        return paddle.to_tensor(np.asarray(rows, np.float32))
+        return to_device(np.asarray(rows, np.float32))
 
     def random_row(self, request_id: str, position: int) -> Row:
         """Returns logits [vocab_size] that depend only on request, position and seed."""

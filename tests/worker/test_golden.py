@@ -28,6 +28,13 @@ def engine(**options: Any) -> EngineCore:
     return EngineCore(fd_config, LogitsProcessorChain([], fd_config))
 
 
+@pytest.fixture(scope="module")
+def tight(request: pytest.FixtureRequest) -> EngineCore:
+    """With prefix caching or without, as the parameter says, and fewer blocks than eight sequences need."""
+    few: dict[str, Any] = {"max_model_len": 128, "block_size": 16, "num_gpu_blocks_override": 18}
+    return engine(enable_prefix_caching=request.param, **few)
+
+
 def golden_requests(cases: Cases, name: str = "golden", max_tokens: int = MAX_TOKENS) -> list[AddRequest]:
     return [request(f"{name}-{i}", case["prompt_ids"], max_tokens=max_tokens) for i, case in enumerate(cases)]
 
@@ -41,33 +48,39 @@ def assert_golden(ran: dict[str, Ran], cases: Cases, name: str = "golden", max_t
 BUDGETS = [1, 17, *(pytest.param(budget, marks=pytest.mark.long) for budget in (2, 3, 7, 16, 31, 64))]
 
 
+@pytest.mark.parametrize("tight", [False], indirect=True)
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_prompts_cut_anywhere(golden_cases: Cases, budget: int) -> None:
-    # One token a step takes as many steps as there are tokens: two prompts are enough of them.
-    cases = golden_cases[: 2 if budget == 1 else None]
-    ran = run_to_end(engine(max_num_batched_tokens=budget, max_num_seqs=8), golden_requests(cases))
-    assert_golden(ran, cases)
+def test_prompts_cut_anywhere(
+    tight: EngineCore, golden_cases: Cases, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One token a step takes as many steps as there are tokens: the two shortest prompts are enough of them.
+    cases = sorted(golden_cases, key=lambda case: len(case["prompt_ids"]))[: 2 if budget == 1 else None]
+    max_tokens = MAX_TOKENS // 2 if budget == 1 else MAX_TOKENS
+    monkeypatch.setattr(tight.scheduler, "_budget", budget)
+    ran = run_to_end(tight, golden_requests(cases, max_tokens=max_tokens))
+    assert_golden(ran, cases, max_tokens=max_tokens)
 
 
-def test_alone_and_with_a_warm_prefix_cache(golden_cases: Cases) -> None:
-    one, cases = engine(), golden_cases[::3]
+@pytest.mark.parametrize("tight", [True], indirect=True)
+def test_alone_and_with_a_warm_prefix_cache(tight: EngineCore, golden_cases: Cases) -> None:
+    cases = golden_cases[::3]
     for name in ("cold", "warm"):
-        hits = one.blocks.num_hit_tokens
+        hits = tight.blocks.num_hit_tokens
         ran: dict[str, Ran] = {}
         for each in golden_requests(cases, name):
-            ran |= run_to_end(one, [each])
+            ran |= run_to_end(tight, [each])
         assert_golden(ran, cases, name)
-    assert one.blocks.num_hit_tokens - hits >= 16 * len(cases)
+    assert tight.blocks.num_hit_tokens - hits >= 16 * len(cases)
 
 
 def test_in_a_crowd_whose_members_join_and_leave(golden_cases: Cases) -> None:
     """32 slots; neighbours of random prompts and lengths, sampled and greedy, some of them aborted in the middle."""
     random = np.random.default_rng(7)
-    one, ran = engine(max_num_seqs=32), {}
+    one, ran, cases = engine(max_num_seqs=32), {}, golden_cases[1::2]
     waiting = [
         request(
             f"neighbour-{i}",
-            random.integers(3, 49152, random.integers(1, 24)).tolist(),
+            random.integers(3, 49152, random.integers(1, 12)).tolist(),
             max_tokens=int(random.integers(1, 16)),
             temperature=float(i % 2),
             seed=i,
@@ -75,7 +88,7 @@ def test_in_a_crowd_whose_members_join_and_leave(golden_cases: Cases) -> None:
         )
         for i in range(NEIGHBOURS)
     ]
-    for at, golden in zip(range(12, NEIGHBOURS, 2), golden_requests(golden_cases), strict=False):
+    for at, golden in zip(range(12, NEIGHBOURS, 2), golden_requests(cases), strict=False):
         waiting.insert(at, golden)
     for added in waiting[:32]:
         one.add(added)
@@ -88,13 +101,13 @@ def test_in_a_crowd_whose_members_join_and_leave(golden_cases: Cases) -> None:
             one.abort([f"neighbour-{random.integers(NEIGHBOURS)}"])
         for step in one.step().steps:
             ran.setdefault(step.request_id, Ran()).take(step)
-    assert_golden(ran, golden_cases)
+    assert_golden(ran, cases)
     assert one.blocks.num_used == 0
 
 
-@pytest.mark.parametrize("prefix_caching", [True, False])
-def test_preempted_and_resumed(golden_cases: Cases, prefix_caching: bool) -> None:
-    tight = engine(max_model_len=128, block_size=16, num_gpu_blocks_override=18, enable_prefix_caching=prefix_caching)
+@pytest.mark.parametrize("tight", [True, False], indirect=True)
+def test_preempted_and_resumed(tight: EngineCore, golden_cases: Cases) -> None:
+    before = tight.scheduler.num_preemptions
     ran = run_to_end(tight, golden_requests(golden_cases, max_tokens=MANY_TOKENS))
-    assert tight.scheduler.num_preemptions > 0
+    assert tight.scheduler.num_preemptions > before
     assert_golden(ran, golden_cases, max_tokens=MANY_TOKENS)

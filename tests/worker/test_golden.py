@@ -76,7 +76,8 @@ def test_alone_and_with_a_warm_prefix_cache(tight: EngineCore, golden_cases: Cas
 def test_in_a_crowd_whose_members_join_and_leave(golden_cases: Cases) -> None:
     """32 slots; neighbours of random prompts and lengths, sampled and greedy, some of them aborted in the middle."""
     random = np.random.default_rng(7)
-    one, ran, cases = engine(max_num_seqs=32), {}, golden_cases[1::2]
+    one, cases = engine(max_num_seqs=32), golden_cases[1::2]
+    ran: dict[str, Ran] = {}
     waiting = [
         request(
             f"neighbour-{i}",

@@ -18,7 +18,7 @@ SHARPNESS = 4
 @pytest.fixture(scope="package")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model repeats itself. To a tiny model all tokens are about as likely: its logits are multiplied."""
-    model = write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), "tiny-qwen3")
+    model: Path = write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), "tiny-qwen3")
     weights = load_file(model / "model.safetensors")
     weights["model.norm.weight"] *= SHARPNESS
     save_file(weights, model / "model.safetensors")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import string
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 from support.chat import opened_stream, post
 from support.server import ServerProcess
-from support.tiny import write_tiny_checkpoint
 
 from benchmarks.draws import area, prompts
 from fastdeploy_lp.engine.tokenizer import Tokenizer
@@ -32,22 +30,9 @@ DRAWING = [f"{name}LogitsProcessor" for name in ("GumbelWatermark", "SynthIDWate
 LETTERS = string.ascii_uppercase + string.digits
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def server(checkpoint: Path) -> Iterator[ServerProcess]:
-    options = ["--logprobs-mode", "processed_logprobs", "--max-num-seqs", "16"]
-    processors = [*DRAWING, "support.staged:Leaves", "support.staged:Draws1"]
-    with ServerProcess("--logits-processors", *processors, *options, model=str(checkpoint)) as running:
-        yield running
-
-
 def body_of(args: dict[str, Any], **fields: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": fields.pop("question", "Tell me a story about a fox.")}]
-    sampled = {"temperature": 1.0, "seed": 5, "max_tokens": 40, "return_token_ids": True}
+    sampled = {"temperature": 2.0, "seed": 5, "max_tokens": 40, "return_token_ids": True}
     return {"messages": messages, **sampled, "logits_processors_args": args, **fields}
 
 
@@ -116,7 +101,9 @@ def test_what_cannot_be_drawn_is_refused(server: ServerProcess) -> None:
 
 def test_the_stage_is_listed(server: ServerProcess) -> None:
     cards = httpx.get(f"{server.url}/v1/logits_processors").json()["data"]
-    assert [card["stage"] for card in cards] == ["draw", "draw", "draw", "filtered", "draw"]
+    staged = {*DRAWING, "Leaves", "Draws1"}
+    stages = {card["name"]: card["stage"] for card in cards if card["name"] in staged}
+    assert stages == dict.fromkeys(staged, "draw") | {"Leaves": "filtered"}
 
 
 def test_marks_are_found(
@@ -148,8 +135,8 @@ def test_marks_are_found(
 
 def test_mirostat_holds_the_surprise(server: ServerProcess) -> None:
     def surprise(tau: float) -> float:
-        # At this temperature the model's own surprise is 3.4 bits.
-        told = {"temperature": 0.3, "logprobs": True, "top_logprobs": 0}
+        # At this temperature the model's own surprise is 3.7 bits.
+        told = {"temperature": 1.2, "logprobs": True, "top_logprobs": 0}
         (choice,) = ask(server, {"mirostat_tau": tau}, max_tokens=100, ignore_eos=True, **told)
         values = [-place["logprob"] / np.log(2) for place in choice["logprobs"]["content"][20:]]
         return float(np.mean(values))
@@ -163,7 +150,7 @@ def test_offline_the_tokens_are_the_same(server: ServerProcess, checkpoint: Path
 
     with LLM(model=str(checkpoint), max_num_seqs=4, logits_processors=DRAWING) as llm:
         for args in (GUMBEL, SYNTHID, MIROSTAT):
-            params = SamplingParams(temperature=1.0, seed=5, max_tokens=40, logits_processors_args=args)
+            params = SamplingParams(temperature=2.0, seed=5, max_tokens=40, logits_processors_args=args)
             question = [{"role": "user", "content": "Tell me a story about a fox."}]
             outputs = llm.chat(question, params, use_tqdm=False)[0].outputs
             assert list(outputs.token_ids) == ask(server, args)[0]["token_ids"]

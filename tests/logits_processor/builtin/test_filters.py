@@ -41,7 +41,7 @@ def test_min_p() -> None:
     check_builtin(MinPLogitsProcessor, with_least, st.fixed_dictionaries({"min_p": min_shares}))
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32 - 1), min_shares.filter(lambda share: share > 0))
 def test_the_processor_and_the_sampler_keep_the_same_tokens(seed: int, share: float) -> None:
     row = random_row(np.random.default_rng(seed))[None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -12,32 +11,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 from support.chat import post
 from support.server import ServerProcess
-from support.tiny import write_tiny_checkpoint
-
-from fastdeploy_lp.logits_processor import BUILTIN
 
 QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
 EOS = 2
-SHARPNESS = 4
 NEVER = -9999.0
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """All builtins, and logprobs of what the sampler draws from.
-
-    The model repeats itself. To a tiny model all tokens are about as likely: its logits are multiplied.
-    """
-    model = write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), "tiny-qwen3")
-    weights = load_file(model / "model.safetensors")
-    weights["model.norm.weight"] *= SHARPNESS
-    save_file(weights, model / "model.safetensors")
-    options = ["--logprobs-mode", "processed_logprobs"]
-    with ServerProcess("--logits-processors", *BUILTIN, *options, model=str(model)) as running:
-        yield running
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class Steps:
 def calibrate(model: str, precision: str, seconds: float, extent: Extent = WHOLE) -> Costs:
     """Costs of this machine now; takes `seconds` for the steps and about as long again for the server.
 
-    Those of a server that are measured with a QUICK extent are of little use.
+    With a QUICK extent, the server's costs show no more than that they can be measured.
     """
     quantization = None if precision == FULL else precision
     steps = _measure_steps(StepsJob(model, quantization, seconds))

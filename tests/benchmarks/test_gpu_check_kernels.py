@@ -9,6 +9,7 @@ from __future__ import annotations
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -141,17 +142,31 @@ def driver_is_there() -> bool:
     return True
 
 
+@pytest.fixture
+def _imports_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process without Paddle, and without the package and the benchmarks until they are imported once more."""
+    roots = {"fastdeploy_lp", "paddle", *(path.stem for path in PROGRAM.parent.glob("*.py"))}
+
+    def imported() -> list[str]:
+        return [name for name in sys.modules if name.partition(".")[0] in roots]
+
+    for name in imported():
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "paddle", None)
+    yield
+    # Also those that no other test has imported yet: they are of these modules' generation.
+    for name in imported():
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("_imports_anew")
 def test_the_program_reports_and_needs_no_paddle(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In this process, which has compiled the kernels on rows; all but what compiled them is imported once more."""
+    """In this process, which has compiled the kernels on rows."""
     library = compiled_ops()
     if library is None:
         pytest.skip("no compiled operators here")
-    beside_it = {path.stem for path in PROGRAM.parent.glob("*.py")}
-    for name in [name for name in sys.modules if name.partition(".")[0] in {"fastdeploy_lp", "paddle", *beside_it}]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "paddle", None)
     monkeypatch.setattr(sys, "argv", ["", *OPTIONS, "--library", str(library._name)])
     monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(SystemExit) as ended:

@@ -1,7 +1,9 @@
-"""The real tokenizer of the default model."""
+"""The real tokenizer of the default model, and an event loop."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,3 +20,12 @@ def model_directory() -> Path:
 @pytest.fixture(scope="session")
 def tokenizer(model_directory: Path) -> Tokenizer:
     return Tokenizer(model_directory)
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """A loop on which the tests of a module continue what earlier ones left; Python 3.10 has no `asyncio.Runner`."""
+    made = asyncio.new_event_loop()
+    yield made
+    made.run_until_complete(made.shutdown_asyncgens())
+    made.close()

@@ -74,14 +74,13 @@ STRANGER = """
 
 
 @pytest.fixture(scope="module")
-def runner() -> Iterator[asyncio.Runner]:
+def loop(loop: asyncio.AbstractEventLoop) -> Iterator[asyncio.AbstractEventLoop]:
     """The loop of the workers below, of which nothing is left."""
-    with asyncio.Runner() as made:
-        yield made
+    yield loop
     wait_until(lambda: not list(Path("/proc/self/task").glob("*/children")) or not _children(), 10.0)
 
 
-def worker(runner: asyncio.Runner, transport: str) -> Iterator[WorkerHandle]:
+def worker(loop: asyncio.AbstractEventLoop, transport: str) -> Iterator[WorkerHandle]:
     """A worker that starts in an environment with clients' keys."""
     handle = WorkerHandle(config(transport))
     try:
@@ -89,20 +88,20 @@ def worker(runner: asyncio.Runner, transport: str) -> Iterator[WorkerHandle]:
             environment.setenv("TMPDIR", "/tmp")
             for variable in KEY_VARIABLES:
                 environment.setenv(variable, KEY)
-            assert isinstance(runner.run(handle.start({})), WorkerReady)
+            assert isinstance(loop.run_until_complete(handle.start({})), WorkerReady)
         yield handle
     finally:
-        runner.run(handle.stop())
+        loop.run_until_complete(handle.stop())
 
 
 @pytest.fixture(scope="module")
-def over_unix(runner: asyncio.Runner) -> Iterator[WorkerHandle]:
-    yield from worker(runner, "unix")
+def over_unix(loop: asyncio.AbstractEventLoop) -> Iterator[WorkerHandle]:
+    yield from worker(loop, "unix")
 
 
 @pytest.fixture(scope="module")
-def over_tcp(runner: asyncio.Runner) -> Iterator[WorkerHandle]:
-    yield from worker(runner, "tcp")
+def over_tcp(loop: asyncio.AbstractEventLoop) -> Iterator[WorkerHandle]:
+    yield from worker(loop, "tcp")
 
 
 async def what_succeeds(handle: WorkerHandle, user: int) -> list[str]:
@@ -150,7 +149,7 @@ async def answer_to_a_request_of_ours(handle: WorkerHandle) -> list[str]:
 @needs_root
 @pytest.mark.parametrize("worker", ["over_unix", "over_tcp"])
 def test_another_user_can_neither_read_nor_inject(
-    worker: str, runner: asyncio.Runner, request: pytest.FixtureRequest
+    worker: str, loop: asyncio.AbstractEventLoop, request: pytest.FixtureRequest
 ) -> None:
     handle: WorkerHandle = request.getfixturevalue(worker)
 
@@ -164,7 +163,7 @@ def test_another_user_can_neither_read_nor_inject(
         assert await what_succeeds(handle, 0) == PROCESS_FILES
         assert set(await answer_to_a_request_of_ours(handle)) == {"ours"}
 
-    runner.run(main())
+    loop.run_until_complete(main())
 
 
 def test_the_sockets_folder_is_our_own() -> None:
@@ -213,14 +212,16 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_the_port_is_closed_once_the_worker_is_connected(over_tcp: WorkerHandle, runner: asyncio.Runner) -> None:
+def test_the_port_is_closed_once_the_worker_is_connected(
+    over_tcp: WorkerHandle, loop: asyncio.AbstractEventLoop
+) -> None:
     """Another user's connections, which need no key to be idle, would use up the files of this process."""
     port = int(endpoint_of(over_tcp).rpartition(":")[2])
     before = open_files()
     with pytest.raises(TimeoutError):
         socket.create_connection(("127.0.0.1", port), timeout=0.3)
     assert open_files() == before
-    assert set(runner.run(answer_to_a_request_of_ours(over_tcp))) == {"ours"}
+    assert set(loop.run_until_complete(answer_to_a_request_of_ours(over_tcp))) == {"ours"}
 
 
 def test_who_says_nothing_before_the_worker_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

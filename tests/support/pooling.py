@@ -27,7 +27,7 @@ class PoolingEngine:
         self.run(self.llm.start())
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """The result of `work`, while which the engine's own tasks run too."""
+        """Returns the result of `work`; the engine's own tasks run meanwhile."""
         return self._loop.run_until_complete(asyncio.wait_for(work, 120))
 
     def close(self) -> None:

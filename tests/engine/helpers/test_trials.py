@@ -29,17 +29,11 @@ def made_trials() -> Trials:
 
 
 @pytest.fixture(scope="module")
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def shared(runner: asyncio.Runner) -> Iterator[Trials]:
-    """On the loop of `runner`. A test continues with the process that the one before it leaves: a start is slow."""
+def shared(loop: asyncio.AbstractEventLoop) -> Iterator[Trials]:
+    """On `loop`. A test continues with the process that the one before it leaves: a start is slow."""
     made = made_trials()
     yield made
-    runner.run(made.close())
+    loop.run_until_complete(made.close())
 
 
 async def refusal(of: Trials, name: str = "deadly", **args: str) -> Exception | None:
@@ -53,7 +47,7 @@ async def refusal(of: Trials, name: str = "deadly", **args: str) -> Exception | 
 
 
 def test_only_the_first_process_loads_at_the_servers_priority_and_before_the_first_request(
-    shared: Trials, runner: asyncio.Runner
+    shared: Trials, loop: asyncio.AbstractEventLoop
 ) -> None:
     own = os.getpriority(os.PRIO_PROCESS, 0)
 
@@ -75,11 +69,11 @@ def test_only_the_first_process_loads_at_the_servers_priority_and_before_the_fir
                 os.kill(process.pid, signal.SIGKILL)
                 await process.status()
 
-    runner.run(scenario())
+    loop.run_until_complete(scenario())
 
 
 def test_a_trial_that_ends_its_process_is_that_requests_error_and_the_next_one_goes_on(
-    shared: Trials, runner: asyncio.Runner
+    shared: Trials, loop: asyncio.AbstractEventLoop
 ) -> None:
     async def scenario() -> None:
         for mode, when, status in (("exit", "call", "status 7"), ("segfault", "read", "status -11")):
@@ -93,7 +87,7 @@ def test_a_trial_that_ends_its_process_is_that_requests_error_and_the_next_one_g
         assert await refusal(shared, mode="refuse", when="call") is not None
         assert "mode" in str(await refusal(shared, mode="dance"))
 
-    runner.run(scenario())
+    loop.run_until_complete(scenario())
 
 
 def children() -> set[str]:
@@ -101,7 +95,7 @@ def children() -> set[str]:
 
 
 def test_held_checks_of_one_processor_hold_up_no_other_and_end_with_their_requests(
-    shared: Trials, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+    shared: Trials, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = shared._pool._slow_places
     monkeypatch.setattr(places, "_most_each", 1)
@@ -124,11 +118,11 @@ def test_held_checks_of_one_processor_hold_up_no_other_and_end_with_their_reques
         assert len(children() - before) == 1
         assert places.num_taken == 0
 
-    runner.run(scenario())
+    loop.run_until_complete(scenario())
 
 
 def test_trials_that_hang_end_in_time_and_leave_room_for_others(
-    shared: Trials, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+    shared: Trials, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared, "_timeout", 0.5)
 
@@ -140,13 +134,13 @@ def test_trials_that_hang_end_in_time_and_leave_room_for_others(
         assert shared._pool._slow_places.num_taken == 0
         assert children() == before
 
-    runner.run(scenario())
+    loop.run_until_complete(scenario())
 
 
-def test_values_that_no_message_can_hold_are_told_apart(shared: Trials, runner: asyncio.Runner) -> None:
+def test_values_that_no_message_can_hold_are_told_apart(shared: Trials, loop: asyncio.AbstractEventLoop) -> None:
     unsendable = SamplingParams(logits_processors={"deadly": {"mode": object()}})
     with pytest.raises(UnsendableError):
-        runner.run(shared.selection(unsendable, ["deadly"]))
+        loop.run_until_complete(shared.selection(unsendable, ["deadly"]))
 
 
 def test_a_process_that_cannot_start_makes_the_processors_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,17 +40,11 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def shared(runner: asyncio.Runner) -> Iterator[LateValues]:
-    """On the loop of `runner`, for tests that do not end its process."""
+def shared(loop: asyncio.AbstractEventLoop) -> Iterator[LateValues]:
+    """On `loop`, for tests that do not end its process."""
     entered = late_values()
-    yield runner.run(entered.__aenter__())
-    runner.run(entered.__aexit__(None, None, None))
+    yield loop.run_until_complete(entered.__aenter__())
+    loop.run_until_complete(entered.__aexit__(None, None, None))
 
 
 def asks(name: str, **args: Any) -> Selection:
@@ -61,7 +55,7 @@ def found(selection: Selection, name: str) -> Any:
     return selection.args_for(name).prepared
 
 
-def test_each_way_of_a_call_has_its_own_end(shared: LateValues, runner: asyncio.Runner) -> None:
+def test_each_way_of_a_call_has_its_own_end(shared: LateValues, loop: asyncio.AbstractEventLoop) -> None:
     """All in one process and at the same time: no call changes the end of another."""
 
     async def scenario() -> None:
@@ -100,7 +94,7 @@ def test_each_way_of_a_call_has_its_own_end(shared: LateValues, runner: asyncio.
             assert all(each.leaves_alone(left_out) for each in load_processors(SPECS))
         assert ends["of none"].prepared == {}
 
-    runner.run(scenario())
+    loop.run_until_complete(scenario())
 
 
 def test_the_process_loads_the_processors_with_a_prepare_alone() -> None:
@@ -155,7 +149,7 @@ def test_a_cancelled_request_cancels_its_call() -> None:
     run(scenario)
 
 
-def test_what_is_mandatory_or_forced_is_never_left_out(shared: LateValues, runner: asyncio.Runner) -> None:
+def test_what_is_mandatory_or_forced_is_never_left_out(shared: LateValues, loop: asyncio.AbstractEventLoop) -> None:
     async def scenario() -> None:
         async with late_values(mandatory=["Skips"]) as values:
             with pytest.raises(ProcessorUnavailableError, match="Skips: its prepare took longer"):
@@ -164,10 +158,10 @@ def test_what_is_mandatory_or_forced_is_never_left_out(shared: LateValues, runne
         with pytest.raises(ProcessorUnavailableError, match=r"^a logits processor of this server failed$"):
             await shared.add(forced, PROMPT)
 
-    runner.run(scenario())
+    loop.run_until_complete(scenario())
 
 
-def test_a_shadow_without_its_value_is_left_out(shared: LateValues, runner: asyncio.Runner) -> None:
+def test_a_shadow_without_its_value_is_left_out(shared: LateValues, loop: asyncio.AbstractEventLoop) -> None:
     async def scenario() -> None:
         selection = Selection(named={"LooksUp": {"how": "raises"}}, shadow=("LooksUp",))
         assert (await shared.add(selection, PROMPT)).shadow == ()
@@ -175,7 +169,7 @@ def test_a_shadow_without_its_value_is_left_out(shared: LateValues, runner: asyn
         assert found(kept.in_shadow(), "LooksUp")["token"] == 301
         assert found(kept, "LooksUp") is None
 
-    runner.run(scenario())
+    loop.run_until_complete(scenario())
 
 
 class Plain(LogitsProcessor):

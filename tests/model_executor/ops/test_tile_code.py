@@ -63,15 +63,18 @@ print("same bits")
 
 
 def compile_for_amx(target: Path, formats: Sequence[str], *arguments: str) -> None:
-    """Compiles for these formats, as on a processor with AMX; skips the test if the compiler does not know it."""
-    named = f"-DFDLP_FORMATS={' '.join(map('FDLP_FORMAT({})'.format, formats))}"
+    """Compiles for these formats, all if there are none, as on a processor with AMX.
+
+    Skips the test if the compiler does not know AMX.
+    """
+    named = [f"-DFDLP_FORMATS={' '.join(map('FDLP_FORMAT({})'.format, formats))}"] if formats else []
     command = [
         installed_compiler(),
         *FLAGS,
         *AMX_FLAGS,
         "-I",
         str(SOURCE_DIRECTORY),
-        named,
+        *named,
         *arguments,
         "-o",
         str(target),
@@ -96,7 +99,7 @@ def test_the_library_has_the_instructions(tmp_path: Path) -> None:
         pytest.skip("no objdump on this machine")
     library = tmp_path / "ops.so"
     sources = [str(SOURCE_DIRECTORY / "decoder" / name) for name in ("decoder.cpp", "tile_unit.cpp")]
-    compile_for_amx(library, ("bfloat16", "levels8"), *sources, "-O0")
+    compile_for_amx(library, (), *sources, "-O0")
     code = subprocess.run([objdump, "-d", "--no-show-raw-insn", library], capture_output=True, text=True, check=True)
     words = {line.split("\t")[1].split()[0] for line in code.stdout.splitlines() if line.count("\t") > 0}
     assert words >= set(INSTRUCTIONS)

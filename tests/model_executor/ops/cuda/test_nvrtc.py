@@ -1,5 +1,8 @@
-"""NVIDIA's compiler takes the kernels, for three generations of GPUs, all pairs of element type and size of heads
-with `-m long`, as are the two newer ones; it needs no GPU."""
+"""NVIDIA's compiler takes the kernels, without a GPU.
+
+By default those of some pairs of element type and head size, for the oldest of three generations of GPUs; with
+`-m long` all of them, for each.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ from peers.page import BEGIN, END, write_page
 from peers.plot import render_svg
 from peers.section import BILLION
 from peers.server_process import ServerError, ServerProcess
-from support.server import process_exists, wait_until
+from support.processes import process_exists
+from support.server import wait_until
 
 from fastdeploy_lp.checkpoint import resolve_model
 from fastdeploy_lp.entrypoints.bench.http_client import Client

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from support.processes import children_of
 from support.server import free_port, server_environment, wait_until
 from support.tiny import tiny_fd_config
 
@@ -77,7 +78,7 @@ STRANGER = """
 def loop(loop: asyncio.AbstractEventLoop) -> Iterator[asyncio.AbstractEventLoop]:
     """The loop of the workers below, of which nothing is left."""
     yield loop
-    wait_until(lambda: not list(Path("/proc/self/task").glob("*/children")) or not _children(), 10.0)
+    wait_until(lambda: not children_of(program="fastdeploy_lp.worker"), 10.0)
 
 
 def worker(loop: asyncio.AbstractEventLoop, transport: str) -> Iterator[WorkerHandle]:
@@ -256,12 +257,3 @@ def test_the_worker_does_not_get_the_keys_of_clients(over_unix: WorkerHandle) ->
     parts = [Path(f"/proc/{over_unix.pid}/{name}").read_bytes() for name in ("environ", "cmdline")]
     assert parts[0].count(b"PYTHONPATH=") == 1
     assert KEY.encode() not in b"".join(parts)
-
-
-def _children() -> list[str]:
-    return [
-        child
-        for path in Path("/proc/self/task").glob("*/children")
-        for child in path.read_text().split()
-        if b"fastdeploy_lp.worker" in Path(f"/proc/{child}/cmdline").read_bytes()
-    ]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.chat import MODEL
 from support.documents import DummyLogitsProcessor
-from support.server import process_exists, wait_until
+from support.processes import children_of, process_exists
+from support.server import wait_until
 from support.tiny import LONG_CONTEXT, write_tiny_checkpoint
 
 from fastdeploy_lp import AsyncEngineArgs, AsyncLLM, EngineArgs, FDConfig, LogitsProcessor, SamplingParams
@@ -60,7 +60,7 @@ def test_the_first_requests_start_one_worker_and_shutdown_ends_it_and_the_reques
         assert cancelled.cancelled()
         await llm.start()
         await llm.start()
-        (worker,) = workers_among(children_of_this_process() - before)
+        (worker,) = workers() - before
         running = llm.generate("Hello", ENDLESS)
         await anext(running)
         await llm.shutdown()
@@ -72,7 +72,7 @@ def test_the_first_requests_start_one_worker_and_shutdown_ends_it_and_the_reques
             await tokens(60)
         return worker
 
-    before = children_of_this_process()
+    before = workers()
     worker = asyncio.run(use())
     wait_until(lambda: not process_exists(worker), 60.0)
 
@@ -84,16 +84,9 @@ def test_wrong_options_are_told_at_once() -> None:
         AsyncLLM.from_engine_args(EngineArgs(model=MODEL, logits_processors=["nope"]))
 
 
-def children_of_this_process() -> set[int]:
-    """Processes that this one started and that still run."""
-    task = Path(f"/proc/{os.getpid()}/task")
-    pids = {int(pid) for thread in task.iterdir() for pid in (thread / "children").read_text().split()}
-    return {pid for pid in pids if process_exists(pid)}
-
-
-def workers_among(pids: set[int]) -> set[int]:
-    """Without the processes in which authors' code checks requests."""
-    return {pid for pid in pids if b"fastdeploy_lp.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+def workers() -> set[int]:
+    """Workers of this process, without the processes in which authors' code checks requests."""
+    return set(children_of(program="fastdeploy_lp.worker"))
 
 
 def test_a_start_that_fails_fails_the_requests_that_wait_for_it_and_leaves_no_worker(
@@ -130,6 +123,6 @@ def test_a_start_that_fails_fails_the_requests_that_wait_for_it_and_leaves_no_wo
         assert all("not this one" in str(error) for error in errors)
         await llm.shutdown()
 
-    before = children_of_this_process()
+    before = set(children_of())
     asyncio.run(asyncio.wait_for(start(), 600))
-    assert children_of_this_process() == before
+    assert not set(children_of()) - before

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from support.forks import Program, run_forks
-from support.server import process_exists, server_environment, wait_until
+from support.processes import process_exists
+from support.server import server_environment, wait_until
 from support.tiny_checkpoint import write_tiny_checkpoint
 
 SECONDS = 300.0

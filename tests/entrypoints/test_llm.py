@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 from support.chat import GREEDY, HELLO, MODEL, decode
+from support.processes import process_exists
 from support.processors import FORCED_TOKEN, NoLogitsProcessor, YourLogitsProcessor
-from support.server import free_port, process_exists, server_environment, wait_until
+from support.server import free_port, server_environment, wait_until
 from support.tiny import GOLDEN, write_tiny_checkpoint
 
 from fastdeploy_lp import LLM, SamplingParams

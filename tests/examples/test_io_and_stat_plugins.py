@@ -12,7 +12,7 @@ import httpx
 import pytest
 from support.chat import REQUEST_SECONDS
 from support.errors import check_error
-from support.forks import Program, command, run_forks
+from support.forks import Program, run_forks, serve
 from support.fresh_venv import FreshVenv
 from support.server import ServerProcess, wait_until
 from support.tiny_checkpoint import write_tiny_checkpoint
@@ -68,7 +68,7 @@ def ended(fresh: FreshVenv, tmp_path_factory: pytest.TempPathFactory, model: str
     """
 
     def server(plugin: str, *options: str) -> Program:
-        return command("serve", "--model", model, *options, variables={"FASTDEPLOY_LP_PLUGINS": plugin})
+        return serve("--model", model, *options, variables={"FASTDEPLOY_LP_PLUGINS": plugin})
 
     programs = {
         "program": Program(LLM_PROGRAM.format(model), {"FASTDEPLOY_LP_PLUGINS": RANKING}),

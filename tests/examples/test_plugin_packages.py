@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from support.distributions import install
-from support.forks import command, run_forks
+from support.forks import command, run_forks, serve
 from support.fresh_venv import FreshVenv
 from support.server import ServerProcess
 from support.tiny import GOLDEN
@@ -99,15 +99,15 @@ def ended(fresh: FreshVenv, bigram: tuple[str, np.ndarray], tmp_path_factory: py
     tiny = write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
     check = ["check", "example_processor", "--strict", "--skip", "speed", "--params"]
     programs = {
-        "no plugin": command("serve", "--model", bigram[0]),
+        "no plugin": serve("--model", bigram[0]),
         "check": command(*check, json.dumps({"no_immediate_repeat": True}), variables=only("example_processor")),
-        "w8a8": command("serve", "--model", tiny, "--quantization", "w8a8", variables=only("example_platform")),
+        "w8a8": serve("--model", tiny, "--quantization", "w8a8", variables=only("example_platform")),
         "list": command("plugins", "--json", variables=only(*LISTED)),
     }
     for group in FAILING:
         site = tmp_path_factory.mktemp("site")
         install(site, "tested", {group: {"tested": "tested_plugin:found"}}, modules={"tested_plugin": "1 / 0"})
-        programs[group] = command("serve", "--model", "no-such-model", variables=only("tested"), paths=[str(site)])
+        programs[group] = serve("--model", "no-such-model", variables=only("tested"), paths=[str(site)])
     folder = tmp_path_factory.mktemp("ended")
     done = run_forks(list(programs.values()), folder, fresh.environment(), python=fresh.python)
     return dict(zip(programs, done, strict=True))

@@ -24,7 +24,8 @@ from reliability.chaos_clients import ChaosClients, calm_texts
 from reliability.chaos_requests import bodies
 from soak import LEFT_OVER
 from soak_memory import SETTLED_SHARE, parse_metrics, status_mb, worker_pid
-from support.server import ServerProcess, health, process_exists
+from support.processes import process_exists
+from support.server import ServerProcess, health
 from support.tiny import write_tiny_checkpoint
 
 SLOTS, WAITING = 4, 4

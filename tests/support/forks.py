@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from support.server import free_port
+
 SECONDS = 300.0
 SERVER = "fastdeploy_lp.entrypoints.openai.server"
 COMMAND = "from fastdeploy_lp.entrypoints.cli import main\nmain({!r})"
@@ -48,6 +50,11 @@ class Program:
 def command(*arguments: str, variables: Mapping[str, str] | None = None, paths: Sequence[str] = ()) -> Program:
     """Returns a program that is `fastdeploy-lp` with these arguments."""
     return Program(COMMAND.format(list(arguments)), variables or {}, paths)
+
+
+def serve(*arguments: str, variables: Mapping[str, str] | None = None, paths: Sequence[str] = ()) -> Program:
+    """Returns a program that is `fastdeploy-lp serve` on a free port, since others may use the default one."""
+    return command("serve", "--port", str(free_port()), *arguments, variables=variables, paths=paths)
 
 
 def run_forks(

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import httpx
 
-from support.server import ServerProcess, process_exists, wait_until
+from support.processes import process_exists
+from support.server import ServerProcess, wait_until
 
 SHARED_MEMORY = Path("/dev/shm")
 # A processor with a runtime of LLVM's OpenMP, which enters its processes in shared memory.

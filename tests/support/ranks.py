@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from paddle import Tensor
 
 from fastdeploy_lp.model_executor.parallel.communicator import Communicator, RankPlace
+from support.processes import children_of
 from support.server import ServerProcess
 
 Result = TypeVar("Result")
@@ -88,5 +88,4 @@ def on_ranks(size: int, work: Callable[[ThreadCommunicator], Result]) -> list[Re
 
 def rank_pids(server: ServerProcess) -> list[int]:
     """The processes of the ranks that follow the first one."""
-    worker = server.worker_pid
-    return [int(pid) for pid in Path(f"/proc/{worker}/task/{worker}/children").read_text().split()]
+    return children_of(server.worker_pid)

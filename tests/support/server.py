@@ -16,6 +16,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from fastdeploy_lp.platforms.cpu import THREAD_VARIABLES, callers_environment
+from support.processes import children_of
 
 REPOSITORY = Path(__file__).parents[2]
 TESTS = REPOSITORY / "tests"
@@ -166,8 +167,7 @@ class ServerProcess:
         self.close()
 
     def _workers(self) -> list[int]:
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        return [int(child) for child in children if "fastdeploy_lp.worker" in _command_line(int(child))]
+        return children_of(self.pid, "fastdeploy_lp.worker")
 
     def _running(self) -> subprocess.Popen[str]:
         if self.process is None:
@@ -199,19 +199,3 @@ def wait_until(condition: object, seconds: float, describe: object = None) -> No
         time.sleep(pause)
         # What takes long is asked for less often: most conditions are requests to a server.
         pause = min(pause * 1.5, 0.1)
-
-
-def process_exists(pid: int) -> bool:
-    """Whether a process with this id runs (a zombie does not)."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
-def _command_line(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""

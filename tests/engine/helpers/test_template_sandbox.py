@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.chat import SLOW_TEMPLATE
+from support.processes import children_of
 from support.server import server_environment
 
 from fastdeploy_lp.engine.chat_template import ChatOptions, ChatTemplate
@@ -138,7 +139,6 @@ def test_the_servers_environment_stays_here(monkeypatch: pytest.MonkeyPatch) -> 
     assert seen[-1].count(b"\0") == 1
 
 
-def renderers() -> list[str]:
+def renderers() -> list[int]:
     """The processes of ours that render."""
-    children = [child for path in Path("/proc/self/task").glob("*/children") for child in path.read_text().split()]
-    return [pid for pid in children if template_sandbox.MODULE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return children_of(program=template_sandbox.MODULE)

@@ -8,9 +8,9 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from support.processes import children_of
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.engine.helpers.trials import NICENESS, Trials, UnsendableError
@@ -90,8 +90,8 @@ def test_a_trial_that_ends_its_process_is_that_requests_error_and_the_next_one_g
     loop.run_until_complete(scenario())
 
 
-def children() -> set[str]:
-    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+def children() -> set[int]:
+    return set(children_of())
 
 
 def test_held_checks_of_one_processor_hold_up_no_other_and_end_with_their_requests(
@@ -101,7 +101,7 @@ def test_held_checks_of_one_processor_hold_up_no_other_and_end_with_their_reques
     monkeypatch.setattr(places, "_most_each", 1)
 
     async def scenario() -> None:
-        before = children() - {str(process.pid) for process in shared._pool.idle}
+        before = children() - {process.pid for process in shared._pool.idle}
         held = asyncio.create_task(refusal(shared, mode="hang"))
         deadline = time.monotonic() + PATIENT
         while places.num_taken < 1:
@@ -127,7 +127,7 @@ def test_trials_that_hang_end_in_time_and_leave_room_for_others(
     monkeypatch.setattr(shared, "_timeout", 0.5)
 
     async def scenario() -> None:
-        before = children() - {str(process.pid) for process in shared._pool.idle}
+        before = children() - {process.pid for process in shared._pool.idle}
         error = await refusal(shared, mode="hang")
         assert isinstance(error, NotInTimeError)
         assert "deadly: its own code took longer than 0.5 s" in str(error)

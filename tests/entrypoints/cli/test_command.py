@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.forks import Program, run_forks
+from support.forks import Program, run_forks, serve
 from support.forks import command as command_program
-from support.server import REPOSITORY, server_environment
+from support.server import REPOSITORY, free_port, server_environment
 
 from fastdeploy_lp.entrypoints.cli import command
 from fastdeploy_lp.entrypoints.cli.command import SUBCOMMANDS, main
@@ -201,7 +201,7 @@ def test_server_runs_as_a_module(tmp_path: Path) -> None:
         Program(AS_MODULE.format(module=module, arguments=arguments), paths=[str(REPOSITORY)])
         for module, arguments in zip(MODULES, options, strict=True)
     ]
-    mistaken = command_program("serve", "--model", "nowhere", "--logits-processors", "Nothing")
+    mistaken = serve("--model", "nowhere", "--logits-processors", "Nothing")
     programs = [command_program("serve", "--help"), mistaken, *modules]
     helped, mistake, *others = run_forks(programs, tmp_path, server_environment())
     assert (helped.returncode, helped.stderr) == (0, "")
@@ -236,8 +236,8 @@ def test_processors_of_the_current_folder_are_found(command: list[str], tmp_path
     (tmp_path / "of_this_folder.py").write_text(HERE)
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
 
-    def serve(**variables: str) -> str:
-        options = ["serve", "nowhere", "--logits-processors", "of_this_folder:OfThisFolder"]
+    def served(**variables: str) -> str:
+        options = ["serve", "nowhere", "--port", str(free_port()), "--logits-processors", "of_this_folder:OfThisFolder"]
         done = subprocess.run(
             [*command, *options], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment | variables
         )
@@ -245,7 +245,7 @@ def test_processors_of_the_current_folder_are_found(command: list[str], tmp_path
         return done.stderr
 
     # The processor is found before the model, which is not.
-    assert serve().startswith("error: 'nowhere': no such model")
+    assert served().startswith("error: 'nowhere': no such model")
     # Told once: what decides is the same for both.
     if command == [COMMAND] and sys.version_info >= (3, 11):
-        assert "names the module 'of_this_folder', which cannot be found" in serve(PYTHONSAFEPATH="1")
+        assert "names the module 'of_this_folder', which cannot be found" in served(PYTHONSAFEPATH="1")

@@ -7,7 +7,6 @@ import re
 import select
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import httpx
 import pytest
 from support.chat import SLOW_TEMPLATE
 from support.errors import check_error
+from support.processes import children_of
 from support.server import REPOSITORY, ServerProcess, wait_until
 
 from fastdeploy_lp.request import limits as request_limits
@@ -275,12 +275,7 @@ def test_a_templates_bomb_is_refused(limited: ServerProcess, name: str) -> None:
 
 def renders(server: ServerProcess) -> bool:
     """Whether a process of the server renders a template of a request."""
-    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-    for child in children:
-        with suppress(FileNotFoundError, ProcessLookupError):
-            if b"template_process" in Path(f"/proc/{child}/cmdline").read_bytes():
-                return True
-    return False
+    return bool(children_of(server.pid, "template_process"))
 
 
 def test_others_are_answered_while_a_template_runs(limited: ServerProcess) -> None:

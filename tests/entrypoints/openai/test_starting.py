@@ -12,7 +12,8 @@ import httpx
 import pytest
 from support.chat import HELLO, post
 from support.errors import check_error
-from support.server import ServerProcess, health, process_exists, wait_until
+from support.processes import process_exists
+from support.server import ServerProcess, health, wait_until
 from support.supervised import wait_for_new_worker
 
 SECONDS = 60.0

@@ -203,7 +203,7 @@ def test_module_that_fails_to_import_says_why(
     (tmp_path / "broken_words.py").write_text("raise KeyError('WORDS')\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(SystemExit) as raised:
-        main(["--model", "smollm2-135m", "--logits-processors", "broken_words:Anything"])
+        main(["--port", str(free_port()), "--model", "smollm2-135m", "--logits-processors", "broken_words:Anything"])
     assert raised.value.code == 2
     failed = "importing 'broken_words' failed: KeyError: 'WORDS'"
     assert capsys.readouterr().err.splitlines() == [

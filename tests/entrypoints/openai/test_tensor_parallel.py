@@ -16,8 +16,9 @@ from safetensors.numpy import load_file, save_file
 from support.chat import chunks, opened_stream, post, text_of, wait_for_text
 from support.golden import cases
 from support.hash_bias import SEES_OUTPUT_ALONE, place
+from support.processes import process_exists
 from support.ranks import rank_pids
-from support.server import ServerProcess, free_port, process_exists, wait_until
+from support.server import ServerProcess, free_port, wait_until
 from support.shared_server import HASH_BIAS, PADDLE_DIALECTS, RANKS, answer, serve
 from support.supervised import LONG, wait_for_new_worker
 from support.tiny import write_tiny_checkpoint

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes import process_exists
 from support.ranks import rank_pids
-from support.server import ServerProcess, process_exists, wait_until
+from support.server import ServerProcess, wait_until
 from support.shared_server import DIALECTS, HASH_BIAS, RANKS, answer, serve
 from support.supervised import supervised_server, wait_for_new_worker
 from support.tiny import write_tiny_checkpoint

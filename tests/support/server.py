@@ -17,6 +17,7 @@ from urllib.request import urlopen
 
 from fastdeploy_lp.platforms.cpu import THREAD_VARIABLES, callers_environment
 from support.processes import children_of
+from support.server_forks import ServerFork
 
 REPOSITORY = Path(__file__).parents[2]
 TESTS = REPOSITORY / "tests"
@@ -57,7 +58,8 @@ class ServerProcess:
     """`with ServerProcess("--logits-processors", "X") as server:` gives one that is ready, and stops it afterwards.
 
     Without `own_metrics_port` the metrics are left on the API's port; `env` is set on top of the usual environment.
-    `python` runs it. It computes in one thread unless `every_core`.
+    `python` runs it. It computes in one thread unless `every_core`. With the usual module and Python it is a fork of
+    a process that has imported the module.
     """
 
     def __init__(
@@ -77,10 +79,11 @@ class ServerProcess:
             ports += ["--metrics-port", str(self.metrics_port)]
         # As for other models: tests sample at temperature 1 where they do not say otherwise.
         sampling = ["--override-generation-config", "{}"] if model == DEFAULT_MODEL else []
-        self._command = server_command("--model", model, *ports, *sampling, *options, module=module, python=python)
+        self._options = ["--model", model, *ports, *sampling, *options]
+        self._module, self._python = module, python
         self._env = {**server_environment(every_core=every_core), **(env or {})}
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by __exit__
-        self.process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[bytes] | ServerFork | None = None
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -124,14 +127,13 @@ class ServerProcess:
 
     def launch(self) -> ServerProcess:
         """Start and do not wait."""
-        self.process = subprocess.Popen(
-            self._command,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=self._env,
-            cwd=REPOSITORY,
-        )
+        if (self._module, self._python) == (API_SERVER, sys.executable):
+            self.process = ServerFork(self._options, self._env, self._log.fileno())
+        else:
+            command = server_command(*self._options, module=self._module, python=self._python)
+            self.process = subprocess.Popen(
+                command, stdout=self._log, stderr=subprocess.STDOUT, env=self._env, cwd=REPOSITORY
+            )
         return self
 
     def start(self) -> ServerProcess:
@@ -169,7 +171,7 @@ class ServerProcess:
     def _workers(self) -> list[int]:
         return children_of(self.pid, "fastdeploy_lp.worker")
 
-    def _running(self) -> subprocess.Popen[str]:
+    def _running(self) -> subprocess.Popen[bytes] | ServerFork:
         if self.process is None:
             raise RuntimeError("the server was not started")
         return self.process

@@ -1,6 +1,6 @@
 """Compiles the C++ operators for this very processor.
 
-Imports nothing but the standard library: `setup.py` loads this file by its path before anything is installed.
+Imports nothing but the standard library: `setup.py` and `make` run this file before anything is installed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import secrets
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -93,6 +94,18 @@ def compile_files(sources: list[Path], library: Path) -> None:
         _run([*command, *FLAGS, "-o", str(library), *map(str, objects)])
 
 
+def compile_packaged() -> None:
+    """Compiles into the package if the library is missing there; tells on stderr when that is not possible.
+
+    The worker tries again on first use.
+    """
+    try:
+        if not (PACKAGED_DIRECTORY / library_name()).is_file():
+            compile_library(PACKAGED_DIRECTORY)
+    except BuildError as error:
+        sys.stderr.write(f"compiled operators are left out: {error}\n")
+
+
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -104,3 +117,7 @@ def _cpu_features() -> str:
     if not cpuinfo.is_file():
         return platform.processor()
     return cpuinfo.read_text().partition("\nflags")[2].partition("\n")[0]
+
+
+if __name__ == "__main__":
+    compile_packaged()

@@ -61,6 +61,7 @@ class Batch:
         if prompt_end is not None:
             self.tokens[:, PROMPT - 1] = prompt_end
         self.running = [self._enter(slot) for slot in range(rows)]
+        self._rest = 0
         self.share_inputs.set_active(np.arange(rows))
 
     @property
@@ -80,10 +81,17 @@ class Batch:
             list.append(running.output_token_ids, token)
 
     def step(self) -> Tensor:
-        """Runs the processor's work of one step, without the chain: torch's sides have none either."""
+        """Runs the processor's work of one step, without the chain: torch's sides have none either.
+
+        As a chain does while the rows stay, it leaves out the updates of a processor at rest.
+        """
         processor, view = self._entry.processor, self._entry.view
-        view.bind(self.share_inputs, self.share_inputs["stop_flags"])
-        processor.update_state(view)
+        if self._rest > 0:
+            self._rest -= 1
+        else:
+            view.bind(self.share_inputs, self.share_inputs["stop_flags"])
+            processor.update_state(view)
+            self._rest = processor.steps_at_rest
         return processor.apply(self.logits)
 
     def _enter(self, slot: int) -> Running:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from builtin_batch import MAX_MODEL_LEN, PROMPT, Batch, Edit
+from builtin_batch import PROMPT, Batch, Edit
 from transformers.generation import logits_process as hf
 
 EOS = (2, 7)
@@ -164,7 +164,8 @@ CONTESTS = (
     Contest("BadWords", {"bad_words_token_ids": _WORDS}, "vLLM's way", _bad_words),
     Contest(
         "MinTokens",
-        {"min_tokens": MAX_MODEL_LEN},
+        # More tokens than any run of calls generates.
+        {"min_tokens": 2**40},
         "vLLM's way",
         _min_tokens,
         restores=False,

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class LogitsProcessor(ABC):
     """A native processor: changes the logits of the whole batch between the model and the sampler.
 
-    One instance serves all requests of a worker. In every step that samples, the chain calls `update_state` once and
-    then `apply` once. `update_state` always runs before the first `apply`. When another processor of the chain fails,
-    `apply` runs once more in the same step, on the same logits.
+    One instance serves all requests of a worker. In every step that samples, the chain calls `update_state` once, but
+    not for a processor at rest (`steps_at_rest`), and then `apply` once. `update_state` always runs before the first
+    `apply`. When another processor of the chain fails, `apply` runs once more in the same step, on the same logits.
     """
 
     Params: ClassVar[type[BaseModel] | None] = None
@@ -58,6 +58,11 @@ class LogitsProcessor(ABC):
     is dropped.
     """
 
+    steps_at_rest: int = 0
+    """After each `update_state`, the number of further steps for which the state holds while the same requests have
+    rows: the chain leaves out the calls of `update_state` in these steps. `sys.maxsize` if it never follows the tokens.
+    It is read in the stage "logits" only."""
+
     max_rewind: ClassVar[int] = 0
     """The most output tokens that it takes back at once (`actions.rewind`), up to 1,024; 0 if it takes none back. The
     server sends the last tokens of the requests that it works on, as many as this, only when others follow."""
@@ -72,8 +77,10 @@ class LogitsProcessor(ABC):
     """Its verbs, valid in `update_state`, `apply` and `draw`; the chain sets them after the constructor."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Lets a class of the stage "draw" do without `apply`."""
+        """Lets a class of the stage "draw" do without `apply`, and one with an `update_state` of its own follow it."""
         super().__init_subclass__(**kwargs)
+        if "update_state" in vars(cls) and "steps_at_rest" not in vars(cls):
+            cls.steps_at_rest = 0
         if cls.stage == DRAW and getattr(cls.apply, "__isabstractmethod__", False):
             cls.apply = _no_edit  # type: ignore[method-assign]
 

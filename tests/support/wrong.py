@@ -5,6 +5,7 @@ A request passes `token_id` and `boost`, and the right ones add the boost to the
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,12 @@ class BoostsMoreEachStep(Boosts):
 
     def boost_of(self, boost: float, slot: int, share_inputs: Mapping[str, Any]) -> float:
         return boost * (1 + int(share_inputs["step_idx"][slot, 0]))
+
+
+class RestsTooLong(BoostsMoreEachStep):
+    """The rows of a crowd change more often than those of a request alone."""
+
+    steps_at_rest = sys.maxsize
 
 
 class Raises(Boosts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ class AllowedTokensLogitsProcessor(SlotProcessor[Int64s]):
     """
 
     Params = AllowedTokensParams
+    steps_at_rest = sys.maxsize
 
     def _build(self, request: SlotRequest) -> Int64s | None:
         allowed = request.args.get("allowed_token_ids")
@@ -152,8 +154,6 @@ class MinTokensLogitsProcessor(SlotProcessor[_Minimum]):
     def __init__(self, fd_config: FDConfig, edits: RowEdits | None = None) -> None:
         super().__init__(fd_config, edits)
         self._rows = self._tokens = np.empty(0, np.int64)
-        # Number of steps in which the same requests stay below their minimum; each gets one token a step.
-        self._steps_alike = 0
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
@@ -168,13 +168,11 @@ class MinTokensLogitsProcessor(SlotProcessor[_Minimum]):
         return _Minimum(count, sorted(stops), request.output) if count and stops else None
 
     def _prepare(self, share_inputs: Mapping[str, Any], *, changed: bool) -> None:  # noqa: ARG002 - in the states
-        self._steps_alike -= 1
-        if self._steps_alike > 0 and not changed:
-            return
         states, rows = self._slots.states, self._slots.rows
         missing = np.array([state.count - len(state.output) for state in states], np.int64)
         short = missing > 0
-        self._steps_alike = int(missing[short].min()) if short.any() else np.iinfo(np.int64).max
+        # Until then the same requests stay below their minimum; each gets one token a step.
+        self.steps_at_rest = int(missing[short].min()) - 1 if short.any() else sys.maxsize
         banned = [states[at].stop_token_ids for at in np.flatnonzero(short).tolist()]
         self._rows = np.repeat(rows[short], np.array([len(tokens) for tokens in banned], np.int64))
         self._tokens = np.array([token for tokens in banned for token in tokens], np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -38,6 +39,7 @@ class RowCutProcessor(SlotProcessor[float]):
     """
 
     keeps_rows_valid = True
+    steps_at_rest = sys.maxsize
     argument: ClassVar[str]
     cut: ClassVar[Literal["MIN_P", "EPSILON", "ETA", "TOP_N_SIGMA", "TYPICAL", "EXCLUDE_TOP"]]
     off: ClassVar[float | None] = None

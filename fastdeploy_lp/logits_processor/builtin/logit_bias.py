@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -93,6 +94,7 @@ class LogitBiasLogitsProcessor(LogitsProcessor):
     Params = LogitBiasParams
     only_with_args = True
     keeps_rows_valid = True
+    steps_at_rest = sys.maxsize
 
     def __init__(self, fd_config: FDConfig) -> None:  # noqa: ARG002 - contract
         # Imported here: the API process reads Params from this module and does not need Paddle.

@@ -188,15 +188,14 @@ class LogitsProcessorChain:
         self._live = self._groups.live
         split = len(self._live) > 1
         for group in self._live:
-            group.followed = bool(group.slots)
-            group.stop_flags = group.own_stop_flags(stop_flags) if split else stop_flags
+            group.begin_step(group.own_stop_flags(stop_flags) if split else stop_flags)
             if group.after_filters:
                 group.greedy = share_inputs["temperature_cpu"] == 0
             for entry in group.entries:
                 entry.begin_step()
                 if entry.stats.state == QUARANTINED:
                     self._faults.take_out_of_service(group, entry)
-                elif entry.needs_update:
+                elif entry.needs_update and not entry.rests(same_rows=group.same_rows):
                     self._guarded_update(group, entry, share_inputs)
         if self._has_final:
             self.final.begin(self._live)
@@ -222,7 +221,6 @@ class LogitsProcessorChain:
             trace.begin()
         while True:
             left_out = len(self._faults.left_out)
-            self._ran, self._skipped = set(), set()
             if len(self._live) == 1:
                 result = self._apply_group(self._main, logits, trace, all_greedy=all_greedy)
             else:
@@ -231,6 +229,7 @@ class LogitsProcessorChain:
                 self._count_step()
                 return result
             logits = recompute()
+            self._ran, self._skipped = set(), set()
             if trace is not None:
                 trace.restart()
 
@@ -422,9 +421,11 @@ class LogitsProcessorChain:
         """Counts an entry's step, and keeps its actions."""
         if entry in self._ran or entry in self.final.ran:
             entry.stats.rows += group.count_rows(entry)
-        if entry.has_acted and entry not in self._faults.left_out:
+        if entry in self._faults.left_out:
+            return
+        if entry.has_acted:
             self._keep_actions(entry)
-        if entry.has_work and entry not in self._faults.left_out:
+        if entry.has_work:
             if entry.exceeds_budget():
                 self._faults.too_slow(entry)
             if entry.exceeds_memory:

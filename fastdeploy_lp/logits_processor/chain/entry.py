@@ -25,6 +25,7 @@ from fastdeploy_lp.logits_processor.dialects.per_request import PerRequestProces
 from fastdeploy_lp.logits_processor.errors import contained, described, loggable, without_device_failures
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
 from fastdeploy_lp.logits_processor.share_inputs import ProcessorView
+from fastdeploy_lp.logits_processor.stages import LOGITS
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors, WrongResultError, require_same_kind
 from fastdeploy_lp.platforms import current_platform, to_device
 from fastdeploy_lp.stats import ProcessorStats
@@ -214,6 +215,8 @@ class ChainEntry:
         self._was_used = False
         self.view.num_changes += 1
         self._seen.clear()
+        # Steps without an update that are left, while the view has as many changes as at the last one.
+        self._rest, self._updated_at = 0, self.view.num_changes
         # Bytes that this instance has allocated and not freed, as estimated from outside.
         self.grown = 0
 
@@ -237,6 +240,19 @@ class ChainEntry:
         """True if its state must follow the slots: also once more after the last request that used it has left."""
         return self._was_used or self.has_work
 
+    def rests(self, *, same_rows: bool) -> bool:
+        """Returns True if its last `update_state` holds for this step too; call it once a step.
+
+        same_rows: the stop flags are those of the last step.
+        """
+        if self._rest <= 0 or not same_rows or self.view.num_changes != self._updated_at:
+            return False
+        self._rest -= 1
+        if self._acts:
+            self.actions.begin_update()
+            self.actions.end()
+        return True
+
     def works_on(self, slot: int) -> bool:
         """Returns True if it may change the slot's row."""
         return slot in self.view.using or not (self.processor.only_with_args or slot in self._outside)
@@ -253,6 +269,8 @@ class ChainEntry:
 
     def exceeds_budget(self) -> bool:
         """Returns True if its time counts as too long; call it once a step."""
+        if self.step_seconds <= self._budget >= self._device_seconds:
+            return False
         excess = self.measured_seconds - self._budget
         return excess > 0 < self._budget and excess > self.first_calls.excuse(excess)
 
@@ -308,9 +326,16 @@ class ChainEntry:
             self.actions.begin_update()
         self._was_used = bool(self.view.using)
         self.first_calls.count_step()
-        self._watched(self.processor.update_state, self.view)
+        self._rest, self._updated_at = 0, self.view.num_changes
+        rest = self._watched(self._update, self.view)
+        if self.stage == LOGITS:
+            self._rest = rest
         if self.forces_tokens:
             self._seen.update(np.flatnonzero(~stop_flags[:, 0]).tolist())
+
+    def _update(self, view: ProcessorView) -> int:
+        self.processor.update_state(view)
+        return index(self.processor.steps_at_rest)
 
     def apply(self, logits: Tensor) -> Tensor:
         """Returns the changed logits; raises WrongResultError for a result that violates the contract."""

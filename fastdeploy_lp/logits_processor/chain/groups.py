@@ -32,11 +32,12 @@ class ChainGroup:
         # True while its processors know of requests: they are updated once more after the last one has left.
         self.followed = False
         self.stop_flags: NDArray[np.bool_] = np.ones((0, 1), bool)
+        # True if they are those of the last step; finding the active slots takes longer than a small processor.
+        self.same_rows = False
+        self._flags = b""
+        self._active = np.empty(0, np.int64)
         # [S, 1], True for slots that take the most likely token; kept for the entries after the filters.
         self.greedy: NDArray[np.bool_] = np.zeros((0, 1), bool)
-        # The active slots of these flags, which rarely change: finding them takes longer than a small processor.
-        self._active = np.empty(0, np.int64)
-        self._active_by = b""
         self._seen: dict[ChainEntry, _SeenSlots] = {}
 
     def enter(self, slot: int, selection: Selection, *, again: bool = False) -> None:
@@ -50,6 +51,15 @@ class ChainGroup:
         self.slots.discard(slot)
         for entry in self.entries:
             entry.leave(slot)
+
+    def begin_step(self, stop_flags: NDArray[np.bool_]) -> None:
+        """Sets this step's stop flags."""
+        flags = stop_flags.tobytes()
+        self.stop_flags, self.same_rows = stop_flags, flags == self._flags
+        if not self.same_rows:
+            self._flags, self._active = flags, np.flatnonzero(~stop_flags[:, 0])
+            self._active.flags.writeable = False
+        self.followed = bool(self.slots)
 
     def own_stop_flags(self, stop_flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Returns `stop_flags` with every slot of other groups stopped."""
@@ -71,7 +81,7 @@ class ChainGroup:
         return self.active_slots() if _sees_everything(entry) else self._seen_by(entry).slots
 
     def _seen_by(self, entry: ChainEntry) -> _SeenSlots:
-        by = (self.stop_flags.tobytes(), self.greedy.tobytes(), entry.view.num_changes)
+        by = (self._flags, self.greedy.tobytes(), entry.view.num_changes)
         known = self._seen.get(entry)
         if known is None or known.by != by:
             own = np.ones_like(self.stop_flags)
@@ -94,10 +104,6 @@ class ChainGroup:
 
     def active_slots(self) -> NDArray[np.int64]:
         """Returns the slots of this group that have a row in this step, ascending, as a read-only array."""
-        flags = self.stop_flags.tobytes()
-        if flags != self._active_by:
-            self._active, self._active_by = np.flatnonzero(~self.stop_flags[:, 0]), flags
-            self._active.flags.writeable = False
         return self._active
 
     def count_rows(self, entry: ChainEntry) -> int:

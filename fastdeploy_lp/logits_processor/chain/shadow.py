@@ -77,12 +77,11 @@ class _Shadow:
     failed: set[int] = field(default_factory=set)
     broken: bool = False
     rests: bool = False
-    followed: bool = False
 
     @property
     def needs_update(self) -> bool:
         """True with requests, and once more after the last one has left: the instance may have state."""
-        return bool(self.group.slots) or self.followed
+        return bool(self.group.slots) or self.group.followed
 
     def step_in(self, slot: int, selection: Selection) -> None:
         """See `Phased`."""
@@ -159,8 +158,7 @@ class ShadowChain:
             shadow.failed, shadow.broken, shadow.rests = set(), False, shadow.stats.state == QUARANTINED
             if not shadow.needs_update or shadow.rests:
                 continue
-            shadow.followed = bool(shadow.group.slots)
-            shadow.group.stop_flags = shadow.group.own_stop_flags(share_inputs["stop_flags"])
+            shadow.group.begin_step(shadow.group.own_stop_flags(share_inputs["stop_flags"]))
             shadow.entry.begin_step()
             if shadow.entry.stage != LOGITS:
                 shadow.group.greedy = share_inputs["temperature_cpu"] == 0

@@ -43,7 +43,8 @@ class Check:
 
 
 _SOUND = ("runs", "result", "share-inputs")
-_SAME = (*_SOUND, "only-with-args", "deterministic")
+_ALIKE = (*_SOUND, "only-with-args", "deterministic")
+_SAME = (*_ALIKE, "steps-at-rest")
 _SINGLE = ("slot-number", "stopped-slots", "slot-reuse", "preemption", "recovery")
 
 CHECKS = (
@@ -55,6 +56,7 @@ CHECKS = (
     Check("effect", claims.effect, "changes rows of requests that use it", _SOUND),
     Check("only-with-args", claims.only_with_args, "only_with_args is true to what it does", _SOUND),
     Check("deterministic", behaviour.deterministic, "gives the same rows for the same steps", _SOUND),
+    Check("steps-at-rest", claims.steps_at_rest, "steps_at_rest is true to what it does", _ALIKE),
     Check("apply-again", behaviour.apply_again, "apply may run twice in a step", _SAME),
     Check("slot-number", behaviour.slot_number, "gives the same row in every slot", _SAME),
     Check("stopped-slots", behaviour.stopped_slots, "looks at no slot that is stopped", (*_SAME, "slot-number")),

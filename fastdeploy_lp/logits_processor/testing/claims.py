@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fastdeploy_lp.logits_processor.testing.harness import ProcessorHarness, Row
 from fastdeploy_lp.logits_processor.testing.loading import Processor
 from fastdeploy_lp.logits_processor.testing.report import ConformanceError
-from fastdeploy_lp.logits_processor.testing.subject import LENGTH, Advice, Fault, Script, Subject, differs
+from fastdeploy_lp.logits_processor.testing.subject import LENGTH, Advice, Fault, Script, Subject, differs, require_same
 
 if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig
@@ -62,6 +62,14 @@ def require_same_argmax(name: str, before: NDArray[np.float32], after: NDArray[n
             f"{name} says that it is argmax-invariant, but in row {row} the most likely token was "
             f"{int(before[row].argmax())} before and is {int(winners[row])} after it"
         )
+
+
+def steps_at_rest(subject: Subject) -> None:
+    """Checks that the updates that a chain leaves out would have changed no row."""
+    expected = subject.alone
+    if subject.count.at_rest:
+        problem = "gives another row when it is updated at rest: steps_at_rest promises that its state holds"
+        require_same(subject.rows_alone(subject.scripts, rests=False), expected, problem)
 
 
 TRIALS = 20

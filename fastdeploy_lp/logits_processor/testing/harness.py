@@ -75,9 +75,10 @@ class Slots(ShareInputs):
 
 @dataclass
 class StepCount:
-    """Number of steps, which several harnesses may add to."""
+    """Number of steps, and of those without an update, which several harnesses may add to."""
 
     steps: int = 0
+    at_rest: int = 0
 
 
 Row = NDArray[np.float32]
@@ -105,6 +106,7 @@ class ProcessorHarness:
 
     processor: a SPEC, a class of any dialect or a plugin dict. fd_config: configuration for its constructor; by default
     without a real model, with 1024 tokens and 8 slots. seed: seed of random logits, besides request and position.
+    rests: leave out the updates of a processor at rest, as a chain does.
 
     `actions` has the processor's actions in the last step, by request id. They change nothing here: a request that the
     processor finishes stays until `leave`, and one that it rewinds goes on with the step's token until `rewind`.
@@ -113,7 +115,12 @@ class ProcessorHarness:
     """
 
     def __init__(
-        self, processor: Processor | DeclaredProcessor, *, fd_config: FDConfig | None = None, seed: int = 0
+        self,
+        processor: Processor | DeclaredProcessor,
+        *,
+        fd_config: FDConfig | None = None,
+        seed: int = 0,
+        rests: bool = True,
     ) -> None:
         declared = processor if isinstance(processor, DeclaredProcessor) else load(processor)
         self.fd_config = fd_config or standalone_fd_config()
@@ -126,6 +133,9 @@ class ProcessorHarness:
         self.count = StepCount()
         self.actions: dict[str, SlotActions] = {}
         self._held: set[int] = set()
+        self._rests = rests
+        # The stop flags of the last step.
+        self._last_flags = b""
         self._seed = seed
         self._validator = RequestArgsValidator(
             [declared], self.vocab_size, phrase_encoder(self.fd_config), tokenizer=self.fd_config.tokenizer
@@ -245,8 +255,14 @@ class ProcessorHarness:
         # No token is sent to a client.
         self._totals |= {slot: ActionTotals(rewindable=len(each.output)) for slot, each in self.requests.items()}
         self.slots.set_active(self.active)
-        if self.entry.needs_update:
-            self._run("update_state", self.entry.update_state, self.slots, self.stop_flags)
+        flags = self.stop_flags
+        same_rows, self._last_flags = flags.tobytes() == self._last_flags, flags.tobytes()
+        if not self.entry.needs_update:
+            return
+        if self._rests and self.entry.rests(same_rows=same_rows):
+            self.count.at_rest += 1
+        else:
+            self._run("update_state", self.entry.update_state, self.slots, flags)
 
     @property
     def stop_flags(self) -> NDArray[np.bool_]:

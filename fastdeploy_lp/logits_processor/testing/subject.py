@@ -118,14 +118,17 @@ class Subject:
         """Number of tokens in the vocabulary."""
         return self.fd_config.model_config.vocab_size
 
-    def stage(self) -> Stage:
-        """Returns a stage with a new instance of the processor and empty slots."""
-        return Stage(self.harness())
+    def stage(self, *, rests: bool = True) -> Stage:
+        """Returns a stage with a new instance of the processor and empty slots; see `harness`."""
+        return Stage(self.harness(rests=rests))
 
-    def harness(self, **size: int) -> ProcessorHarness:
-        """Returns a new harness without scripts; `size` holds arguments for `resized`."""
+    def harness(self, *, rests: bool = True, **size: int) -> ProcessorHarness:
+        """Returns a new harness without scripts.
+
+        rests: leave out updates as a chain does. `size` holds arguments for `resized`.
+        """
         config = resized(self.fd_config, **{"max_num_seqs": SLOTS, **size})
-        harness = ProcessorHarness(self.declared, fd_config=config, seed=self.seed)
+        harness = ProcessorHarness(self.declared, fd_config=config, seed=self.seed, rests=rests)
         harness.count = self.count
         return harness
 
@@ -180,19 +183,23 @@ class Subject:
         """Expected rows of `crowd`: each request alone with a new instance, in slot 0."""
         return self.rows_alone(self.crowd)
 
-    def rows_alone(self, scripts: Sequence[Script], *, slot: int = 0, applications: int = 1) -> Rows:
+    def rows_alone(
+        self, scripts: Sequence[Script], *, slot: int = 0, applications: int = 1, rests: bool = True
+    ) -> Rows:
         """Returns the rows of requests that each run alone with a new instance and empty slots."""
-        return self._run_alone(scripts, slot, applications)[0]
+        return self._run_alone(scripts, slot, applications, rests=rests)[0]
 
     @cached_property
     def _alone(self) -> tuple[Rows, Acts]:
         return self._run_alone(self.scripts)
 
-    def _run_alone(self, scripts: Sequence[Script], slot: int = 0, applications: int = 1) -> tuple[Rows, Acts]:
+    def _run_alone(
+        self, scripts: Sequence[Script], slot: int = 0, applications: int = 1, *, rests: bool = True
+    ) -> tuple[Rows, Acts]:
         rows: Rows = {}
         acts: Acts = {}
         for script in scripts:
-            stage = self.stage()
+            stage = self.stage(rests=rests)
             stage.enter(script, slot)
             stage.run(LENGTH, applications=applications)
             rows |= stage.rows

@@ -192,7 +192,10 @@ def is_plain(logits: Tensor) -> bool:
     """Returns True if the tensor suits the operators on rows: contiguous float32."""
     dtype = logits.dtype
     # Paddle's comparison takes longer than some of those operators; its types are single objects.
-    return bool((dtype is _FLOAT32 or dtype == _FLOAT32) and logits.is_contiguous())
+    if dtype is not _FLOAT32 and dtype != _FLOAT32:
+        return False
+    contiguous: bool = logits.is_contiguous()
+    return contiguous
 
 
 def plain(logits: Tensor) -> Tensor:

@@ -55,6 +55,7 @@ FAULTS: dict[str, tuple[Any, str, str]] = {
     "arrays": (wrong.WritesFlags, "share-inputs", "update_state writes to share_inputs: "),
     "only_with_args": (wrong.SaysOnlyWithArgs, "only-with-args", "pass no argument"),
     "random": (wrong.DrawsAtRandom, "deterministic", "its seed"),
+    "rest": (wrong.RestsTooLong, "steps-at-rest", "steps_at_rest promises"),
     "apply": (wrong.AdvancesInApply, "apply-again", "advance state in update_state"),
     "slots for rows": (wrong.TakesSlotsForRows, "slot-number", "in slot 1"),
     "stopped slots": (wrong.CountsStoppedSlots, "stopped-slots", "stop flag False"),

@@ -19,7 +19,8 @@ from fastdeploy_lp.logits_processor.chain.author_threads import NotInTimeError
 from fastdeploy_lp.request.sampling_params import SamplingParams
 
 SPECS = ["deadly=support.tried_deadly:PLUGIN", "other=support.tried_deadly:PLUGIN"]
-PATIENT = 120.0
+# Beside busy processes, a check at the lowest priority starts minutes late, and none may end meanwhile.
+PATIENT = 3600.0
 
 
 def made_trials() -> Trials:

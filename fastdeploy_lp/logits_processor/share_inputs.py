@@ -255,6 +255,10 @@ class ProcessorView(Mapping[str, Any]):
         """Sets the slot arrays and the stop flags to read from."""
         self._share_inputs = share_inputs
         self._own["stop_flags"] = stop_flags
+        self.drop_copies()
+
+    def drop_copies(self) -> None:
+        """Drops the copies of an earlier step's tensors."""
         if self._tensors:
             self._tensors = {}
 

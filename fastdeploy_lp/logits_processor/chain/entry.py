@@ -251,6 +251,7 @@ class ChainEntry:
         if self._acts:
             self.actions.begin_update()
             self.actions.end()
+            self.view.drop_copies()
         return True
 
     def works_on(self, slot: int) -> bool:

@@ -59,6 +59,23 @@ BANS = {
 NUMBERS_AHEAD = 32
 
 
+@dataclass
+class _TailProcessor:
+    """A processor with the slots whose requests use it, and its calls without an update that are left."""
+
+    processor: SlotProcessor[Any]
+    users: set[int] = field(default_factory=set)
+    rest: int = 0
+
+    def update(self, share_inputs: Mapping[str, Any], *, same_rows: bool) -> None:
+        """Lets the processor read the slots unless it is at rest."""
+        if same_rows and self.rest > 0:
+            self.rest -= 1
+        else:
+            self.processor.update_state(share_inputs)
+            self.rest = self.processor.steps_at_rest
+
+
 class ChainTail:
     """The chain's fixed tail: runs the builtins of `PROCESSORS` with arguments from requests' own fields.
 
@@ -67,13 +84,12 @@ class ChainTail:
 
     def __init__(self, fd_config: FDConfig, edits: RowEdits) -> None:
         slots = fd_config.scheduler_config.max_num_seqs
-        # Each with the slots whose requests use it.
-        self._processors: list[tuple[SlotProcessor[Any], set[int]]] = [
-            (processor(fd_config, edits), set()) for processor in PROCESSORS
-        ]
+        self._processors = [_TailProcessor(processor(fd_config, edits)) for processor in PROCESSORS]
         self._args: dict[int, Mapping[str, Any]] = {}
         self._banning: dict[int, list[str]] = {}
         self._stop_flags = np.ones((slots, 1), bool)
+        # Those of the last call, if no request has come or gone since.
+        self._flags = b""
         self._versions = np.zeros(slots, np.int64)
         self._lists: dict[str, list[Any]] = {
             name: [None] * slots
@@ -96,23 +112,24 @@ class ChainTail:
         self._args[slot] = args
         if banning := [field for name, field in BANS.items() if name in args]:
             self._banning[slot] = banning
-        for (_, users), names in zip(self._processors, PROCESSORS.values(), strict=True):
+        for each, names in zip(self._processors, PROCESSORS.values(), strict=True):
             if not args.keys().isdisjoint(names):
-                users.add(slot)
+                each.users.add(slot)
         self._write(slot, args, sequence.prompt_token_ids, sequence.output_token_ids, sequence.params)
 
     def leave(self, slot: int) -> None:
         """Clears a slot."""
         if self._args.pop(slot, None) is not None:
             self._banning.pop(slot, None)
-            for _, users in self._processors:
-                users.discard(slot)
+            for each in self._processors:
+                each.users.discard(slot)
             self._write(slot, None, None, None, None)
 
     def _write(self, slot: int, *values: Any) -> None:
         for slot_list, value in zip(self._lists.values(), values, strict=True):
             slot_list[slot] = value
         self._versions[slot] += 1
+        self._flags = b""
 
     def works_on(self, slot: int) -> bool:
         """Returns True if the slot's request has such fields."""
@@ -137,10 +154,12 @@ class ChainTail:
             return
         self._stop_flags[:] = True
         self._stop_flags[slots] = False
-        for processor, users in self._processors:
-            if users:
-                processor.update_state(self._share_inputs)
-                processor.apply(logits)
+        flags = self._stop_flags.tobytes()
+        same_rows, self._flags = flags == self._flags, flags
+        for each in self._processors:
+            if each.users:
+                each.update(self._share_inputs, same_rows=same_rows)
+                each.processor.apply(logits)
 
 
 @dataclass(frozen=True)

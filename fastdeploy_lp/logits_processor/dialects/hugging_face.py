@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,10 @@ class TorchRowDialect(Dialect):
     def style(self, found: Any) -> CallStyle:  # noqa: ARG002 - others look at it
         """Returns the call style."""
         return CallStyle.INPUT_SCORES
+
+    def ready_validation(self) -> None:
+        """Imports torch: its time is not the author's, and on a busy machine it may exceed the limit of a check."""
+        importlib.import_module("torch")
 
     def validate(self, found: Any, sampling_params: SamplingParams, facts: ModelFacts) -> None:
         """Builds an instance and calls it on rows of zeros, to find mistakes that no signature shows."""

@@ -103,16 +103,25 @@ def test_one_that_is_too_large_is_not_compiled(shared: Shared) -> None:
     assert error.reason == f"{size} bytes are too many; the server allows {size - 1}"
 
 
+@pytest.fixture
+def own_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow grammars keep the priority of the tests: at the lowest one, half a second takes minutes beside others."""
+    monkeypatch.setattr(grammar_checker, "SLOW_NICENESS", 0)
+
+
+@pytest.mark.usefixtures("own_priority")
 def test_one_that_compiles_without_end_is_given_up(shared: Shared) -> None:
     reason = shared.patient_refusal(endless(), GuidedDecodingConfig(timeout=1.0))
     assert "takes more than 1 seconds to compile" in reason
 
 
+@pytest.mark.usefixtures("own_priority")
 def test_one_whose_masks_have_no_end_is_refused(shared: Shared) -> None:
     """It compiles in a moment; its first mask takes the library many seconds."""
     assert "tokens that it allows take more than 0.5 seconds to find" in shared.patient_refusal(ambiguous())
 
 
+@pytest.mark.usefixtures("own_priority")
 def test_one_whose_first_mask_exceeds_the_librarys_limits_is_refused(shared: Shared) -> None:
     many = "start: s*\ns: " + " | ".join(f'"k{n}" /[a-z]{{1,9}}/' for n in range(3000))
     assert "max is 2000" in shared.patient_refusal(many)

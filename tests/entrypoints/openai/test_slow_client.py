@@ -87,14 +87,15 @@ def test_client_that_leaves_too_many_tokens_unread_loses_its_request(server: Ser
     aborted = metric(server, "request_aborted_total")
     seconds, tokens = check_that_it_loses_its_request(server, LONG)
     assert tokens > UNREAD
-    assert seconds < STREAM_SECONDS
+    assert seconds <= STREAM_SECONDS
     assert metric(server, "request_aborted_total") == aborted + 1
 
 
 def test_client_that_reads_nothing_for_too_long_loses_its_request(server: ServerProcess) -> None:
     """Though all of its tokens are generated, and may stay unread."""
     seconds, tokens = check_that_it_loses_its_request(server, {**LONG, "max_tokens": UNREAD // 2})
-    assert seconds > STREAM_SECONDS
+    # The log rounds them.
+    assert seconds >= STREAM_SECONDS
     assert 0 < tokens < UNREAD
 
 

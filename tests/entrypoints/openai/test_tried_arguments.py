@@ -24,7 +24,9 @@ GOOD: list[tuple[str, dict[str, Any]]] = [("Plugin", {"token_id": 7}), ("Adds", 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     model = write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
-    with ServerProcess("--logits-processors", *CHAIN, model=str(model)) as server:
+    # Beside busy processes, a check at the lowest priority takes long.
+    patient = ["--logits-processors-code-timeout", "600"]
+    with ServerProcess("--logits-processors", *CHAIN, *patient, model=str(model)) as server:
         yield server
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, List, Optional, Union  # noqa: UP035 - as third parties write
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Any, List, Optional, Union  # noqa: UP035 - as
 import pytest
 import torch
 from support.declared import refusal
+from support.server import server_environment
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.logits_processor import load_processors
@@ -170,3 +173,19 @@ def test_the_author_kit_checks_them(tmp_path: Path) -> None:
     report = check_processor(f"{__name__}:InputScores", [{"token_id": 5, "value": 3.0}], skip=["speed"])
     assert [str(each) for each in report.findings if each.outcome.name == "FAIL"] == []
     assert report.dialect == "callable"
+
+
+READY = """
+import sys
+from fastdeploy_lp.logits_processor import load_processors
+
+(declared,) = load_processors(["support.tried:Adds"])
+before = "torch" in sys.modules
+declared.dialect.ready_validation()
+print(before, "torch" in sys.modules)
+"""
+
+
+def test_torch_is_imported_before_the_time_of_a_check_counts() -> None:
+    done = subprocess.run([sys.executable, "-c", READY], capture_output=True, text=True, env=server_environment())
+    assert done.stdout == "False True\n", done.stderr

@@ -77,7 +77,7 @@ class LogitsProcessor(ABC):
     """Its verbs, valid in `update_state`, `apply` and `draw`; the chain sets them after the constructor."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Lets a class of the stage "draw" do without `apply`, and one with an `update_state` of its own follow it."""
+        """Lets a class of the stage "draw" do without `apply`; a class that overrides `update_state` is not at rest."""
         super().__init_subclass__(**kwargs)
         if "update_state" in vars(cls) and "steps_at_rest" not in vars(cls):
             cls.steps_at_rest = 0

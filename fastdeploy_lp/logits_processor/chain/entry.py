@@ -243,7 +243,7 @@ class ChainEntry:
     def rests(self, *, same_rows: bool) -> bool:
         """Returns True if its last `update_state` holds for this step too; call it once a step.
 
-        same_rows: the stop flags are those of the last step.
+        same_rows: the stop flags have not changed since the last step.
         """
         if self._rest <= 0 or not same_rows or self.view.num_changes != self._updated_at:
             return False

@@ -32,7 +32,7 @@ class ChainGroup:
         # True while its processors know of requests: they are updated once more after the last one has left.
         self.followed = False
         self.stop_flags: NDArray[np.bool_] = np.ones((0, 1), bool)
-        # True if they are those of the last step; finding the active slots takes longer than a small processor.
+        # True if they have not changed since the last step; finding the active slots takes longer than a small edit.
         self.same_rows = False
         self._flags = b""
         self._active = np.empty(0, np.int64)

@@ -95,7 +95,7 @@ def compile_files(sources: list[Path], library: Path) -> None:
 
 
 def compile_packaged() -> None:
-    """Compiles into the package if the library is missing there; tells on stderr when that is not possible.
+    """Compiles into the package if the library is missing there; prints on stderr why it cannot.
 
     The worker tries again on first use.
     """

@@ -88,7 +88,7 @@ class ChainTail:
         self._args: dict[int, Mapping[str, Any]] = {}
         self._banning: dict[int, list[str]] = {}
         self._stop_flags = np.ones((slots, 1), bool)
-        # Those of the last call, if no request has come or gone since.
+        # Of the last call, if no request has entered or left since.
         self._flags = b""
         self._versions = np.zeros(slots, np.int64)
         self._lists: dict[str, list[Any]] = {

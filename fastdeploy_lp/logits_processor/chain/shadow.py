@@ -67,7 +67,7 @@ class _OwnRows(NamedTuple):
 class _Shadow:
     """A processor with a separate instance for the requests that use it in shadow.
 
-    In a step: `rests`, it is out of service; `broken`, it failed as a whole; `failed`, the slots where it failed.
+    In a step: `left_out`, it is out of service; `broken`, it failed as a whole; `failed`, the slots where it failed.
     """
 
     entry: ChainEntry
@@ -76,7 +76,7 @@ class _Shadow:
     faults_since_reset: int = 0
     failed: set[int] = field(default_factory=set)
     broken: bool = False
-    rests: bool = False
+    left_out: bool = False
 
     @property
     def needs_update(self) -> bool:
@@ -155,8 +155,8 @@ class ShadowChain:
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         """Lets the processors read the slots; called once before each step that samples."""
         for shadow in self.built.values():
-            shadow.failed, shadow.broken, shadow.rests = set(), False, shadow.stats.state == QUARANTINED
-            if not shadow.needs_update or shadow.rests:
+            shadow.failed, shadow.broken, shadow.left_out = set(), False, shadow.stats.state == QUARANTINED
+            if not shadow.needs_update or shadow.left_out:
                 continue
             shadow.group.begin_step(shadow.group.own_stop_flags(share_inputs["stop_flags"]))
             shadow.entry.begin_step()
@@ -211,7 +211,7 @@ class ShadowChain:
     ) -> ShadowStep:
         step = ShadowStep()
         for shadow in shadows:
-            if shadow.rests or not shadow.group.slots:
+            if shadow.left_out or not shadow.group.slots:
                 continue
             own = shadow.group.slots_for(shadow.entry)
             if not own.size:

@@ -109,7 +109,7 @@ class ProcessorHarness:
     rests: leave out the updates of a processor at rest, as a chain does.
 
     `actions` has the processor's actions in the last step, by request id. They change nothing here: a request that the
-    processor finishes stays until `leave`, and one that it rewinds goes on with the step's token until `rewind`.
+    processor finishes stays until `leave`, and one that it rewinds continues with the step's token until `rewind`.
 
     Raises LogitsProcessorSpecError for an object that is no processor, RuntimeError if its constructor fails.
     """

@@ -60,6 +60,18 @@ class RestsAndActs(Rests):
             self.actions.emit(slot, self.updates)
 
 
+class ReadsATensor(Rests):
+    """Keeps the slots, and adds the last token of the first one to the logits."""
+
+    def update_state(self, share_inputs: Mapping[str, Any]) -> None:
+        self.share_inputs = share_inputs
+        self.steps_at_rest = 3
+
+    def apply(self, logits: Tensor) -> Tensor:
+        logits[:, 0] = float(self.share_inputs["next_tokens"][0, 0])
+        return logits
+
+
 class AfterTheFilters(Rests):
     stage = "filtered"
 
@@ -152,6 +164,16 @@ def test_the_actions_of_an_update_are_those_of_one_step() -> None:
         slots.step(0)
         values.append(slots.values)
     assert values == [[b"1"], [], [b"2"], []]
+
+
+def test_at_rest_it_reads_the_tensors_of_the_step() -> None:
+    slots = Slots(ReadsATensor)
+    slots.enter(0, use=True)
+    seen = []
+    for token in (5, 6, 7):
+        slots.share_inputs.append_tokens(np.array([0]), np.array([token]))
+        seen.append(slots.step(0))
+    assert seen == [5, 6, 7]
 
 
 def test_after_the_filters_every_step_is_followed() -> None:

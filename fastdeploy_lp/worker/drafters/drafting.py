@@ -107,41 +107,43 @@ class Drafting:
             count = min(self._settings.num_speculative_tokens, sequence.max_tokens - place - 1)
             if count <= 0:
                 continue
-            asked[slot] = Asked(sequence, count)
-            draft = self._best(asked[slot])
+            if self._paid:
+                asked[slot] = Asked(sequence, count)
+            draft = self._best(sequence, count)
             if draft is not None:
                 found[slot] = draft
+                self._proposals[slot] = Proposal(draft, place)
         if not found and not self._paid:
             return {}
-        plan = Plan(self.costs, tokens, len(generating))
+        plan = Plan(self.costs, tokens, len(generating), room)
         for drafter in self._paid:
-            found |= self._paid_drafts(drafter, asked, found, plan, room)
+            for slot, draft in self._paid_drafts(drafter, asked, found, plan).items():
+                found[slot] = draft
+                self._proposals[slot] = Proposal(draft, len(asked[slot].sequence.output_token_ids))
         if not found:
             return {}
-        for slot, draft in found.items():
-            self._proposals[slot] = Proposal(draft, len(asked[slot].sequence.output_token_ids))
         if not self._settings.adaptive:
             return _cut_to(found, room)
         shares = {slot: self._acceptance.share(slot, draft.kind) for slot, draft in found.items()}
         if max(shares.values()) <= least:
             return {}
         counts = {slot: len(draft.tokens) for slot, draft in found.items()}
-        lengths = _lengths(counts, shares, self._rounds(counts), plan, room)
+        lengths = _lengths(counts, shares, self._rounds(counts), plan, least=least)
         return {slot: Draft(found[slot].tokens[:length], found[slot].kind) for slot, length in lengths.items()}
 
     def _least_share(self, tokens: int, samples: int, room: int) -> float:
         """Returns `Plan.least_share` of a step, from the last step if nothing has changed."""
         step = (tokens, samples, min(room, LOOK_AHEAD), self.costs.round_seconds)
         if step != self._last_step:
-            self._last_step, self._last_least = step, Plan(self.costs, tokens, samples).least_share(room)
+            self._last_step, self._last_least = step, Plan(self.costs, tokens, samples, room).least_share(room)
         return self._last_least
 
-    def _best(self, asked: Asked) -> Draft | None:
+    def _best(self, sequence: Sequence, count: int) -> Draft | None:
         """Returns the draft without a cost that is expected to have most right tokens."""
         best = None
         for drafter in self._working:
-            draft = drafter.draft(asked.sequence, asked.count)
-            if draft is not None and (best is None or self._is_better(asked.sequence.slot, draft, best)):
+            draft = drafter.draft(sequence, count)
+            if draft is not None and (best is None or self._is_better(sequence.slot, draft, best)):
                 best = draft
         return best
 
@@ -155,7 +157,7 @@ class Drafting:
         return sum(share**place for place in range(1, count + 1))
 
     def _paid_drafts(
-        self, drafter: Drafter, asked: Mapping[int, Asked], found: Mapping[int, Draft], plan: Plan, room: int
+        self, drafter: Drafter, asked: Mapping[int, Asked], found: Mapping[int, Draft], plan: Plan
     ) -> dict[int, Draft]:
         """Returns drafts by slot that take time, for sequences in which they are expected to be the best ones."""
         (kind,) = drafter.kinds
@@ -166,7 +168,7 @@ class Drafting:
             if self._expected(slot, kind, each.count) > others.get(slot, 0.0)
         }
         if self._settings.adaptive:
-            wanted = self._trials(drafter, asked, found, plan) | self._worthwhile(drafter, kind, wanted, plan, room)
+            wanted = self._trials(drafter, asked, found, plan) | self._worthwhile(drafter, kind, wanted, plan)
         for slot in wanted:
             self._tried[slot] = len(asked[slot].sequence.output_token_ids)
         drafter.prepare((asked[slot].sequence, count) for slot, count in wanted.items())
@@ -177,13 +179,11 @@ class Drafting:
             if draft is not None and self._expected(slot, kind, len(draft.tokens)) > others.get(slot, 0.0)
         }
 
-    def _worthwhile(
-        self, drafter: Drafter, kind: str, wanted: Mapping[int, int], plan: Plan, room: int
-    ) -> dict[int, int]:
+    def _worthwhile(self, drafter: Drafter, kind: str, wanted: Mapping[int, int], plan: Plan) -> dict[int, int]:
         """Returns how many tokens to draft by slot, with the seconds that drafting takes."""
         shares = {slot: self._acceptance.share(slot, kind) for slot in wanted}
         while True:
-            lengths = _lengths(wanted, shares, self._rounds(wanted), plan, room, drafter.passes)
+            lengths = _lengths(wanted, shares, self._rounds(wanted), plan, drafter.passes)
             if len(lengths) == len(wanted):
                 return lengths
             # The seconds of a pass were shared with sequences that have no draft.
@@ -216,14 +216,14 @@ def _lengths(
     shares: Mapping[int, float],
     rounds: Set[int],
     plan: Plan,
-    room: int,
     passes: StepCosts | None = None,
+    least: float = 0.0,
 ) -> dict[int, int]:
     """Returns how many tokens of each draft to verify: the likeliest ones, and the number with the highest rate.
 
     A token that does not pay may be the first one of a tile whose other tokens cost little. counts: tokens of each
     draft by slot, not 0. rounds: slots whose tokens are verified in rounds. passes: of drafts that are yet to be made,
-    the seconds of drafting.
+    the seconds of drafting. least: as long as no tokens pay, less likely ones are left out.
     """
     # Number of drafts that have a token in each round; of all drafts, that have a token at each place.
     reach = Counter(place for slot in rounds for place in range(counts[slot])) if rounds else {}
@@ -236,9 +236,11 @@ def _lengths(
     lengths: Counter[int] = Counter()
     plan = copy(plan)
     kept, best = 0, plan.rate
-    while heap and len(added) < min(room, kept + LOOK_AHEAD):
+    while heap and len(added) < min(plan.room, kept + LOOK_AHEAD):
         negated, slot = heappop(heap)
         likely, place = -negated, lengths[slot]
+        if likely <= least and not kept:
+            break
         seconds = _seconds_each(passes, sharing[place]) if passes is not None else 0.0
         if slot in rounds:
             plan.add(likely, reach[place], seconds)
@@ -267,10 +269,14 @@ class Asked:
 
 
 class Plan:
-    """A step as it grows: its tokens, the seconds that it takes, and the tokens that it is expected to yield."""
+    """A step as it grows: its tokens, the seconds that it takes, and the tokens that it is expected to yield.
 
-    def __init__(self, costs: StepCosts, tokens: int, samples: int) -> None:
+    room: draft tokens that it may have.
+    """
+
+    def __init__(self, costs: StepCosts, tokens: int, samples: int, room: int) -> None:
         self.costs = costs
+        self.room = room
         self._tokens = tokens
         self._of_pass = costs.of(tokens)
         # The first round costs about the same as each further one.
@@ -282,16 +288,16 @@ class Plan:
         """Expected tokens per second."""
         return self._expected / self._seconds
 
-    def least_share(self, room: int, seconds: float = 0.0) -> float:
+    def least_share(self, most: int, seconds: float = 0.0) -> float:
         """Returns the probability above which draft tokens may pay together, verified at no cost; infinite for none.
 
-        room: the most tokens. seconds: the time that drafting one takes.
+        most: the most tokens. seconds: the time that drafting one takes.
         """
         of = self.costs.of
         shares = (
             self._expected * ((of(self._tokens + count) - self._of_pass) / count + seconds) / self._seconds
             for count in TOGETHER
-            if count <= room
+            if count <= most
         )
         return min(shares, default=inf)
 

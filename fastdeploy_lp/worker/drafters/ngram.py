@@ -20,28 +20,26 @@ PATIENCE, MOST_LEFT_OUT = 8, 3
 
 @dataclass(slots=True)
 class _Text:
-    """The index of a sequence's text, of which the first `before` tokens are its prediction.
+    """The index of a sequence's prediction, prompt and output, of which the first `indexed` tokens are in it.
 
     looked_at, guess: the number of output tokens at the last look, and the token that was drafted, if any. in_vain:
     looks in a row without a right one. look_from: the number of output tokens at the next look.
     """
 
     index: TokenIndex
-    before: int
+    indexed: int = 0
     looked_at: int = 0
     guess: int = PREDICTION_ENDS
     in_vain: int = 0
     look_from: int = 0
 
-    def learn(self, output: Sequence[int]) -> None:
-        """Compares the last guess with the token that came."""
+    def looked(self, output: Sequence[int], guess: int, most_left_out: int) -> None:
+        """Compares the last guess with the token that came, and records a look, after which places are left out."""
         right = self.looked_at < len(output) and output[self.looked_at] == self.guess
         self.in_vain = 0 if right else self.in_vain + 1
-
-    def looked(self, place: int, guess: int, most_left_out: int) -> None:
-        """Records a look, after which at most so many places are left out."""
-        self.looked_at, self.guess = place, guess
-        self.look_from = place + 1 + min(self.in_vain // PATIENCE, most_left_out)
+        self.looked_at, self.guess = len(output), guess
+        left_out = self.in_vain // PATIENCE
+        self.look_from = len(output) + 1 + (left_out if left_out < most_left_out else most_left_out)
 
 
 class NgramDrafter(Drafter):
@@ -65,29 +63,24 @@ class NgramDrafter(Drafter):
     def draft(self, sequence: WorkerSequence, count: int) -> Draft | None:
         """See `Drafter`."""
         text = self._texts.get(sequence.slot) or self._new_text(sequence)
-        place = len(sequence.output_token_ids)
-        if place < text.look_from:
+        output = sequence.output_token_ids
+        if len(output) < text.look_from:
             return None
-        text.learn(sequence.output_token_ids)
-        tokens, length = self._found(text, sequence, count)
-        text.looked(place, tokens[0] if tokens else PREDICTION_ENDS, self._most_left_out)
+        text.index.extend(output[text.indexed :])
+        text.indexed = len(output)
+        tokens: list[int] = []
+        position, length = text.index.match()
+        if length:
+            tokens = text.index.after(position, count)
+            if PREDICTION_ENDS in tokens:
+                tokens = tokens[: tokens.index(PREDICTION_ENDS)]
+        text.looked(output, tokens[0] if tokens else PREDICTION_ENDS, self._most_left_out)
         return Draft(tokens, LONG if length == self._longest else SHORT) if tokens else None
-
-    def _found(self, text: _Text, sequence: WorkerSequence, count: int) -> tuple[list[int], int]:
-        """Returns the tokens after the longest match, and its length."""
-        index = text.index
-        known = len(index) - text.before
-        if known < sequence.num_tokens:
-            index.extend(sequence.token_ids_between(known, sequence.num_tokens))
-        position, length = index.match()
-        if not length:
-            return [], 0
-        tokens = index.after(position, count)
-        return (tokens[: tokens.index(PREDICTION_ENDS)] if PREDICTION_ENDS in tokens else tokens), length
 
     def _new_text(self, sequence: WorkerSequence) -> _Text:
         index = TokenIndex(self._shortest, self._longest)
         if isinstance(sequence.params.prediction, list):
             index.extend([*sequence.params.prediction, PREDICTION_ENDS])
-        text = self._texts[sequence.slot] = _Text(index, len(index))
+        index.extend(sequence.prompt_token_ids)
+        text = self._texts[sequence.slot] = _Text(index)
         return text

@@ -37,40 +37,45 @@ class TokenIndex:
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Appends tokens to the text."""
-        known = len(self._tokens)
         self._tokens.extend(tokens)
         if 2 * len(self._tokens) > self._mask:
             self._widen()
-            known = 0
-        text, before, newest = self._tokens, self._before, self._newest
-        for position in range(known, len(text)):
-            value = 0
-            for token in text[max(position + 1 - self._shortest, 0) : position + 1]:
-                value = (value * 31 + token + 1) * _FACTOR
+        text, before, newest, shortest = self._tokens, self._before, self._newest, self._shortest
+        for position in range(len(before), len(text)):
+            if position + 1 < shortest:
+                before.append(NOWHERE)
+                continue
+            value = (text[position] + 1) * _FACTOR
+            for earlier in range(1, shortest):
+                value = (value * 31 + text[position - earlier] + 1) * _FACTOR
             place = (value >> 15) & self._mask
             before.append(newest[place])
-            if position + 1 >= self._shortest:
-                newest[place] = position
+            newest[place] = position
 
     def match(self) -> tuple[int, int]:
         """Returns the last position of the longest earlier match of the text's end, and its length; 0 if none is.
 
         Of matches of equal length the newest counts. Lengths end at `longest`.
         """
-        end = len(self._tokens) - 1
+        tokens, before, longest = self._tokens, self._before, self._longest
+        end = len(tokens) - 1
         best, length = NOWHERE, 0
         if end < self._shortest:
             return best, length
-        candidate = self._before[end]
+        candidate = before[end]
         for _ in range(MAX_CANDIDATES):
             if candidate == NOWHERE:
                 break
-            common = self._common(candidate, end)
-            if common > length:
-                best, length = candidate, common
-                if length == self._longest:
-                    break
-            candidate = self._before[candidate]
+            # A longer match has an equal token there, which most candidates have not.
+            if candidate >= length and tokens[candidate - length] == tokens[end - length]:
+                common, most = 0, min(longest, candidate + 1)
+                while common < most and tokens[candidate - common] == tokens[end - common]:
+                    common += 1
+                if common > length:
+                    best, length = candidate, common
+                    if length == longest:
+                        break
+            candidate = before[candidate]
         return (best, length) if length >= self._shortest else (NOWHERE, 0)
 
     def after(self, position: int, count: int) -> list[int]:
@@ -80,14 +85,6 @@ class TokenIndex:
         while len(found) < count:
             found.append(found[-period])
         return found
-
-    def _common(self, one: int, other: int) -> int:
-        """Returns how many tokens up to two positions are equal, at most `longest`."""
-        tokens, most = self._tokens, min(self._longest, one + 1)
-        for length in range(most):
-            if tokens[one - length] != tokens[other - length]:
-                return length
-        return most
 
     def _widen(self) -> None:
         """Clears chains and table, which becomes large enough."""

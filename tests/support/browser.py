@@ -37,6 +37,11 @@ FLAGS = (
 )
 WIDE, NARROW = (1280, 860), (390, 844)
 SERIOUS = ("serious", "critical")
+# In the page, one call for all elements: a call of the driver for each takes most of the time of a test.
+SHOWN = """
+const shown = (root, selector) => [...root.querySelectorAll(selector)].filter((each) =>
+    each.checkVisibility({opacityProperty: true, visibilityProperty: true}) && each.getClientRects().length > 0);
+"""
 RUN_AXE = """
 const done = arguments[arguments.length - 1];
 axe.run(document, {resultTypes: ["violations"]}).then(
@@ -109,35 +114,48 @@ class Page:
         """Those that are there now."""
         return list(self.driver.find_elements(By.CSS_SELECTOR, selector))
 
-    def find(self, selector: str) -> WebElement:
-        """The first one that can be seen."""
-        found: WebElement = self.until(
-            lambda: next((each for each in self.all(selector) if each.is_displayed()), None), f"{selector} is not seen"
+    def shown(self, selector: str) -> list[WebElement]:
+        """The elements that can be seen now."""
+        found: list[WebElement] = self.run("return shown(document, arguments[0]);", selector)
+        return found
+
+    def texts(self, selector: str) -> list[str]:
+        """The texts of the elements that can be seen now."""
+        found: list[str] = self.run(
+            "return shown(document, arguments[0]).map((each) => each.innerText.trim());", selector
         )
         return found
+
+    def find(self, selector: str) -> WebElement:
+        """The first element that can be seen."""
+        return self._first(f"{selector} is not seen", "return shown(document, arguments[0]).slice(0, 1);", selector)
 
     def button(self, text: str, within: str = "body") -> WebElement:
-        """The button that says this."""
-        path = f".//button[normalize-space()={text!r} or @aria-label={text!r}]"
-        found: WebElement = self.until(
-            lambda: next(
-                (each for each in self.find(within).find_elements(By.XPATH, path) if each.is_displayed()), None
-            ),
-            f"no button {text}",
-        )
-        return found
+        """The button with this text or label."""
+        script = """
+            const text = (each) => each.textContent.trim().replace(/\\s+/g, " ");
+            const named = (each) => [text(each), each.ariaLabel].includes(arguments[1]);
+            return shown(document, arguments[0]).slice(0, 1).flatMap((each) => shown(each, "button")).filter(named);
+        """
+        return self._first(f"no button {text}", script, within, text)
 
     def field(self, name: str, within: str = "body") -> WebElement:
-        """The control whose label is this."""
+        """The control with this label."""
+        script = """
+            const named = (each) => each.innerText.replace(" needed", "").trim() === arguments[1];
+            return shown(document, arguments[0]).slice(0, 1).flatMap((each) => shown(each, "label")).filter(named)
+                .map((each) => document.getElementById(each.htmlFor)).filter(Boolean);
+        """
+        return self._first(f"no field {name}", script, within, name)
 
-        def controls() -> WebElement | None:
-            for label in self.find(within).find_elements(By.CSS_SELECTOR, "label"):
-                if label.is_displayed() and label.text.replace(" needed", "") == name:
-                    return self.driver.find_element(By.ID, label.get_attribute("for") or "")
-            return None
+    def _first(self, fault: str, script: str, *arguments: str) -> WebElement:
+        """The first element that a script returns, as soon as there is one."""
+        found: list[WebElement] = self.until(lambda: self.run(script, *arguments), fault)
+        return found[0]
 
-        found: WebElement = self.until(controls, f"no field {name}")
-        return found
+    def run(self, script: str, *arguments: str) -> Any:
+        """Returns the result of a script, which may call `shown(root, selector)`."""
+        return self.driver.execute_script(SHOWN + script, *arguments)
 
     def type(self, control: WebElement, text: str) -> None:
         """In place of what stands there."""

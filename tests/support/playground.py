@@ -84,7 +84,10 @@ def answered(page: Page, count: int = 1) -> list[WebElement]:
 
 def chips(page: Page, selector: str = CHIP) -> list[str]:
     """The texts of an answer's tokens."""
-    return [str(each.get_property("textContent")) for each in page.all(selector)]
+    found: list[str] = page.run(
+        "return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent);", selector
+    )
+    return found
 
 
 def order(page: Page) -> list[str]:
@@ -105,4 +108,4 @@ def next_request(page: Page) -> dict[str, Any]:
 
 def errors(page: Page) -> list[str]:
     """What the page says is wrong, without sign."""
-    return [each.text for each in page.all(".error") if each.is_displayed()]
+    return page.texts(".error")

@@ -235,14 +235,14 @@ def test_arrow_keys_and_buttons_change_the_order_and_say_so(page: Page) -> None:
 
 def test_active_processors_come_first_and_the_others_in_the_servers_order(page: Page) -> None:
     last, second = NAMES[-1], NAMES[1]
-    assert not any(each.is_displayed() for each in page.all(".processor .handle"))
+    assert not page.shown(".processor .handle")
     page.find(f"{card(last)} [role=switch]").click()
     assert order(page) == [last, *NAMES[:-1]]
     assert page.focused == page.find(f"{card(last)} [role=switch]")
     page.find(f"{card(second)} [role=switch]").click()
     others = [name for name in NAMES if name not in (second, last)]
     assert order(page) == [second, last, *others]
-    assert [each.text for each in page.all(".processor .place") if each.is_displayed()] == ["1", "2"]
+    assert page.texts(".processor .place") == ["1", "2"]
     page.find(f"{card(last)} [role=switch]").click()
     assert order(page) == [second, *(name for name in NAMES if name != second)]
 
@@ -258,7 +258,7 @@ def test_typing_an_argument_keeps_the_field_when_its_card_moves(page: Page) -> N
 
 def test_a_filter_finds_processors_by_name_argument_and_purpose(page: Page) -> None:
     def shown() -> list[str]:
-        found = [each for each in page.all(".processor") if each.is_displayed()]
+        found = page.shown(".processor")
         return [str(each.get_attribute("data-name")) for each in found]
 
     page.find(f"{card('TakesAnything')} [role=switch]").click()

@@ -40,7 +40,7 @@ def opened(page: Page) -> Page:
 
 def explanation(page: Page) -> str:
     """What the page explains now."""
-    return "".join(each.text for each in page.all(EXPLANATION) if each.is_displayed())
+    return "".join(page.texts(EXPLANATION))
 
 
 @pytest.mark.browser

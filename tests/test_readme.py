@@ -1,4 +1,6 @@
-"""Every command and program in the README is run as it is printed, but for ports and the path of the environment."""
+"""Every command and program in the README and in the first steps is run as it is printed, but for ports and the path of
+the environment.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,16 @@ import pytest
 from support.printed_program import printed_by
 from support.server import REPOSITORY, ServerProcess
 
-README = (REPOSITORY / "README.md").read_text()
+README, FIRST_STEPS = ((REPOSITORY / page).read_text() for page in ("README.md", "docs/first-steps.md"))
 PRINTED_URL = "http://127.0.0.1:8180"
 
 
-def code_blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def code_blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
-def block_with(language: str, text: str) -> str:
-    (found,) = [block for block in code_blocks(language) if text in block]
+def block_with(page: str, language: str, text: str) -> str:
+    (found,) = [block for block in code_blocks(page, language) if text in block]
     return found
 
 
@@ -31,13 +33,14 @@ def plain_answer(golden_cases: list[dict[str, str]]) -> str:
 
 
 def test_no_block_of_code_is_left_out_of_these_tests() -> None:
-    assert len(code_blocks("bash")) == 3
-    assert len(code_blocks("python")) == 3
-    assert README.count("```") == 2 * 6
+    assert len(code_blocks(README, "bash")) == 2
+    assert README.count("```") == 2 * 2
+    assert [len(code_blocks(FIRST_STEPS, language)) for language in ("bash", "python")] == [1, 3]
+    assert FIRST_STEPS.count("```") == 2 * 4
 
 
 def test_the_curl_line_bans_the_token(server: ServerProcess, plain_answer: str) -> None:
-    command = block_with("bash", "curl").replace(PRINTED_URL, server.url)
+    command = block_with(README, "bash", "curl").replace(PRINTED_URL, server.url)
     answer = subprocess.run(["bash", "-ec", command], capture_output=True, text=True, check=True).stdout
     assert '"choices"' in answer
     assert "Paris" in plain_answer
@@ -45,20 +48,20 @@ def test_the_curl_line_bans_the_token(server: ServerProcess, plain_answer: str) 
 
 
 def test_the_openai_program_bans_the_token(server: ServerProcess, tmp_path: Path) -> None:
-    answer = printed_by(block_with("python", "openai.Client").replace(PRINTED_URL, server.url), tmp_path)
+    answer = printed_by(block_with(FIRST_STEPS, "python", "openai.Client").replace(PRINTED_URL, server.url), tmp_path)
     assert answer.strip()
     assert "Paris" not in answer
 
 
 def test_the_offline_program_bans_the_token(tmp_path: Path) -> None:
-    answer = printed_by(block_with("python", "LLM("), tmp_path)
+    answer = printed_by(block_with(FIRST_STEPS, "python", "LLM("), tmp_path)
     assert answer.strip()
     assert "Paris" not in answer
 
 
-def test_the_readmes_own_processor_is_served_by_the_printed_command(tmp_path: Path, light_checkpoint: Path) -> None:
-    (tmp_path / "shout.py").write_text(block_with("python", "class OnlyTokens"))
-    printed = block_with("bash", "shout:OnlyTokens")
+def test_the_own_processor_is_served_by_the_printed_command(tmp_path: Path, light_checkpoint: Path) -> None:
+    (tmp_path / "shout.py").write_text(block_with(FIRST_STEPS, "python", "class OnlyTokens"))
+    printed = block_with(FIRST_STEPS, "bash", "shout:OnlyTokens")
     options = re.search(r"api_server \\\n(.*)", printed, re.DOTALL)
     assert options is not None
     words = options.group(1).replace("\\\n", " ").split()
@@ -86,9 +89,10 @@ def test_the_readmes_own_processor_is_served_by_the_printed_command(tmp_path: Pa
 
 
 def test_the_make_targets_and_files_that_the_readme_names_exist() -> None:
-    targets = re.findall(r"^(?:make )(\w+)", "\n".join(code_blocks("bash")), re.MULTILINE)
+    targets = re.findall(r"^(?:make )(\w+)", "\n".join(code_blocks(README, "bash")), re.MULTILINE)
     makefile = (REPOSITORY / "Makefile").read_text()
     assert targets == ["serve", "test"]
     assert all(f"\n{target}:" in makefile for target in targets)
-    for path in ("configs/smollm2-135m.yaml", "docs/architecture.md", "benchmarks"):
-        assert (REPOSITORY / path).exists()
+    links = re.findall(r"\]\(([^)#:]+)\)", README)
+    assert len(links) > 40
+    assert [link for link in links if not (REPOSITORY / link).exists()] == []

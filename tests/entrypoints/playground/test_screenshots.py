@@ -46,7 +46,7 @@ def keep(page: Page, path: Path) -> None:
 
 
 def ban_the_answer(page: Page) -> None:
-    """The steps that the README tells newcomers."""
+    """The steps of docs/playground.md."""
     page.button(f"Ask: {QUESTION}").click()
     answered(page)
     paris = next(each for each in page.all(CHIP) if each.text.strip() == "Paris")
@@ -58,7 +58,7 @@ def ban_the_answer(page: Page) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_readmes_way_flips_a_token(blank: Page, shown: ServerProcess, folder: Path, scheme: str) -> None:
+def test_the_steps_of_the_docs_flip_a_token(blank: Page, shown: ServerProcess, folder: Path, scheme: str) -> None:
     page = ready(blank.open(f"{shown.url}/playground", prefers_color_scheme=scheme))
     ban_the_answer(page)
     assert "Paris" in page.find(".answer.former .tokens-of-answer").text

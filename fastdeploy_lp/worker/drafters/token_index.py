@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 NOWHERE = -1
 # Earlier positions that are compared for the longest match.
-MAX_CANDIDATES = 8
+MAX_CANDIDATES = 16
+# A match of so many tokens is looked for before that of the last token alone, which occurs at many places.
+PAIR = 2
 _FIRST_SIZE = 256
 _FACTOR = 0x9E3779B1
 
@@ -15,17 +17,18 @@ _FACTOR = 0x9E3779B1
 class TokenIndex:
     """Finds the longest earlier occurrence of a text's last tokens, in constant time for each token.
 
-    Positions whose last `shortest` tokens have the same hash form a chain, newest first. A token takes 16 to 40 bytes:
-    4 for itself, 4 for its chain, and 2 to 8 entries of the table, which are 4 bytes each.
+    Positions whose last two tokens (or `shortest` ones, if these are more) have the same hash form a chain, newest
+    first; if `shortest` is 1, those with the same last token form another one. A token takes 4 bytes for itself, 4 for
+    each of its chains and 2 to 8 entries of 4 bytes in each table: 16 to 76 bytes.
     """
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._shortest = shortest
         self._longest = longest
+        self._linked = max(shortest, min(PAIR, longest))
         self._tokens = array("i")
-        self._before = array("i")
-        self._newest = array("i", [NOWHERE]) * _FIRST_SIZE
-        self._mask = _FIRST_SIZE - 1
+        self._pairs = _Chains()
+        self._singles = _Chains() if shortest < self._linked else None
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -33,50 +36,44 @@ class TokenIndex:
     @property
     def num_bytes(self) -> int:
         """Bytes of memory."""
-        return sum(each.buffer_info()[1] * each.itemsize for each in (self._tokens, self._before, self._newest))
+        arrays = [self._tokens]
+        for chains in filter(None, (self._pairs, self._singles)):
+            arrays += [chains.before, chains.newest]
+        return sum(each.buffer_info()[1] * each.itemsize for each in arrays)
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Appends tokens to the text."""
-        self._tokens.extend(tokens)
-        if 2 * len(self._tokens) > self._mask:
-            self._widen()
-        text, before, newest, shortest = self._tokens, self._before, self._newest, self._shortest
-        for position in range(len(before), len(text)):
-            if position + 1 < shortest:
-                before.append(NOWHERE)
-                continue
+        text, pairs, singles, linked = self._tokens, self._pairs, self._singles, self._linked
+        text.extend(tokens)
+        if 2 * len(text) > pairs.mask:
+            pairs.widen(len(text))
+            if singles is not None:
+                singles.widen(len(text))
+        mask = pairs.mask
+        for position in range(len(pairs.before), len(text)):
             value = (text[position] + 1) * _FACTOR
-            for earlier in range(1, shortest):
+            if singles is not None:
+                place = (value >> 15) & mask
+                singles.before.append(singles.newest[place])
+                singles.newest[place] = position
+            if position + 1 < linked:
+                pairs.before.append(NOWHERE)
+                continue
+            for earlier in range(1, linked):
                 value = (value * 31 + text[position - earlier] + 1) * _FACTOR
-            place = (value >> 15) & self._mask
-            before.append(newest[place])
-            newest[place] = position
+            place = (value >> 15) & mask
+            pairs.before.append(pairs.newest[place])
+            pairs.newest[place] = position
 
     def match(self) -> tuple[int, int]:
         """Returns the last position of the longest earlier match of the text's end, and its length; 0 if none is.
 
         Of matches of equal length the newest counts. Lengths end at `longest`.
         """
-        tokens, before, longest = self._tokens, self._before, self._longest
-        end = len(tokens) - 1
-        best, length = NOWHERE, 0
-        if end < self._shortest:
-            return best, length
-        candidate = before[end]
-        for _ in range(MAX_CANDIDATES):
-            if candidate == NOWHERE:
-                break
-            # A longer match has an equal token there, which most candidates have not.
-            if candidate >= length and tokens[candidate - length] == tokens[end - length]:
-                common, most = 0, min(longest, candidate + 1)
-                while common < most and tokens[candidate - common] == tokens[end - common]:
-                    common += 1
-                if common > length:
-                    best, length = candidate, common
-                    if length == longest:
-                        break
-            candidate = before[candidate]
-        return (best, length) if length >= self._shortest else (NOWHERE, 0)
+        position, length = self._best(self._pairs.before, self._longest)
+        if length < self._linked and self._singles is not None:
+            position, length = self._best(self._singles.before, self._shortest)
+        return (position, length) if length >= self._shortest else (NOWHERE, 0)
 
     def after(self, position: int, count: int) -> list[int]:
         """Returns `count` tokens after a position; at the text's end it repeats with the period of the match."""
@@ -86,8 +83,38 @@ class TokenIndex:
             found.append(found[-period])
         return found
 
-    def _widen(self) -> None:
+    def _best(self, before: Sequence[int], longest: int) -> tuple[int, int]:
+        """Returns the position and length of the longest match in a chain; 0 if none is."""
+        text = self._tokens
+        end = len(text) - 1
+        best, length = NOWHERE, 0
+        candidate = before[end] if end >= 0 else NOWHERE
+        for _ in range(MAX_CANDIDATES):
+            if candidate == NOWHERE:
+                break
+            # A longer match has an equal token there, which most candidates have not.
+            if candidate >= length and text[candidate - length] == text[end - length]:
+                common, most = 0, min(longest, candidate + 1)
+                while common < most and text[candidate - common] == text[end - common]:
+                    common += 1
+                if common > length:
+                    best, length = candidate, common
+                    if length == longest:
+                        break
+            candidate = before[candidate]
+        return best, length
+
+
+class _Chains:
+    """Positions with the same hash. before: by position, the one before it in its chain. newest: the hash table."""
+
+    __slots__ = ("before", "mask", "newest")
+
+    def __init__(self) -> None:
+        self.widen(_FIRST_SIZE // 8)
+
+    def widen(self, tokens: int) -> None:
         """Clears chains and table, which becomes large enough."""
-        self._mask = (1 << (4 * len(self._tokens)).bit_length()) - 1
-        self._newest = array("i", [NOWHERE]) * (self._mask + 1)
-        self._before = array("i")
+        self.mask = (1 << (4 * tokens).bit_length()) - 1
+        self.newest = array("i", [NOWHERE]) * (self.mask + 1)
+        self.before = array("i")

@@ -11,7 +11,7 @@ from fastdeploy_lp.worker.drafters.answer_index import AnswerIndex, Piece
 from fastdeploy_lp.worker.drafters.drafter import Draft, Drafter
 from fastdeploy_lp.worker.sequence import Sequence
 
-SHORT, LONG = "suffix", "suffix_long"
+ONE, SHORT, LONG = "suffix_one", "suffix", "suffix_long"
 # Tokens that a step adds to the index at most: a fraction of a millisecond.
 PORTION = 512
 # Tokens of ended answers that wait for it at most, beyond the last answer.
@@ -42,7 +42,7 @@ class SuffixDrafter(Drafter):
     without speculation neither have drafts nor are indexed. Source: see `AnswerIndex`.
     """
 
-    kinds: ClassVar[dict[str, float]] = {SHORT: 0.4, LONG: 0.8}
+    kinds: ClassVar[dict[str, float]] = {ONE: 0.25, SHORT: 0.5, LONG: 0.8}
 
     def __init__(self, settings: Speculation) -> None:
         self._longest = settings.prompt_lookup_max
@@ -102,4 +102,5 @@ class SuffixDrafter(Drafter):
         found = self._index.find(self._index.owner(sequence.client), text, count)
         if found is None:
             return None
-        return Draft(found.tokens, LONG if found.length == self._longest else SHORT)
+        kind = LONG if found.length == self._longest else SHORT if found.length > 1 else ONE
+        return Draft(found.tokens, kind)

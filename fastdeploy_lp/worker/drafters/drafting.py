@@ -128,7 +128,9 @@ class Drafting:
         if max(shares.values()) <= least:
             return {}
         counts = {slot: len(draft.tokens) for slot, draft in found.items()}
-        lengths = _lengths(counts, shares, self._rounds(counts), plan, least=least)
+        if sum(_right_of(share, counts[slot]) for slot, share in shares.items()) <= plan.least_expected():
+            return {}
+        lengths = _lengths(counts, shares, self._rounds(counts), plan)
         return {slot: Draft(found[slot].tokens[:length], found[slot].kind) for slot, length in lengths.items()}
 
     def _least_share(self, tokens: int, samples: int, room: int) -> float:
@@ -153,8 +155,7 @@ class Drafting:
 
     def _expected(self, slot: int, kind: str, count: int) -> float:
         """Returns how many tokens of a draft are expected to be right."""
-        share = self._acceptance.share(slot, kind)
-        return sum(share**place for place in range(1, count + 1))
+        return _right_of(self._acceptance.share(slot, kind), count)
 
     def _paid_drafts(
         self, drafter: Drafter, asked: Mapping[int, Asked], found: Mapping[int, Draft], plan: Plan
@@ -217,13 +218,12 @@ def _lengths(
     rounds: Set[int],
     plan: Plan,
     passes: StepCosts | None = None,
-    least: float = 0.0,
 ) -> dict[int, int]:
     """Returns how many tokens of each draft to verify: the likeliest ones, and the number with the highest rate.
 
     A token that does not pay may be the first one of a tile whose other tokens cost little. counts: tokens of each
     draft by slot, not 0. rounds: slots whose tokens are verified in rounds. passes: of drafts that are yet to be made,
-    the seconds of drafting. least: as long as no tokens pay, less likely ones are left out.
+    the seconds of drafting.
     """
     # Number of drafts that have a token in each round; of all drafts, that have a token at each place.
     reach = Counter(place for slot in rounds for place in range(counts[slot])) if rounds else {}
@@ -239,8 +239,6 @@ def _lengths(
     while heap and len(added) < min(plan.room, kept + LOOK_AHEAD):
         negated, slot = heappop(heap)
         likely, place = -negated, lengths[slot]
-        if likely <= least and not kept:
-            break
         seconds = _seconds_each(passes, sharing[place]) if passes is not None else 0.0
         if slot in rounds:
             plan.add(likely, reach[place], seconds)
@@ -254,6 +252,11 @@ def _lengths(
         if place + 1 < counts[slot]:
             heappush(heap, (-likely * shares[slot], slot))
     return dict(Counter(added[:kept]))
+
+
+def _right_of(share: float, count: int) -> float:
+    """Returns how many of `count` tokens one after another are expected to be right, each of which is with `share`."""
+    return count if share == 1.0 else share * (1.0 - share**count) / (1.0 - share)
 
 
 def _seconds_each(passes: StepCosts | None, sharing: int) -> float:
@@ -300,6 +303,10 @@ class Plan:
             if count <= most
         )
         return min(shares, default=inf)
+
+    def least_expected(self) -> float:
+        """Returns how many right tokens pay for one more token of the pass."""
+        return self._expected * (self.costs.of(self._tokens + 1) - self._of_pass) / self._seconds
 
     def add(self, likely: float, sharing: float, seconds: float = 0.0) -> None:
         """Adds a draft token.

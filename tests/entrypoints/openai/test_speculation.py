@@ -60,7 +60,10 @@ def test_answers_are_the_same_and_drafts_are_counted(drafting: ServerProcess, cl
     assert last.usage.completion_tokens_details.accepted_prediction_tokens > 0
     names = ("drafts", "draft_tokens", "accepted_tokens")
     values = [
-        sum(metric(drafting, f"spec_decode_num_{name}_total", method=kind) for kind in ("ngram_one", "ngram", "ngram_long"))
+        sum(
+            metric(drafting, f"spec_decode_num_{name}_total", method=kind)
+            for kind in ("ngram_one", "ngram", "ngram_long")
+        )
         for name in names
     ]
     assert 0 < values[0] <= values[1]

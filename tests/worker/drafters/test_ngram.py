@@ -8,7 +8,8 @@ import pytest
 from support.sequences import sequence
 
 from fastdeploy_lp.config.speculation import Speculation
-from fastdeploy_lp.worker.drafters.ngram import MOST_LEFT_OUT, PATIENCE, NgramDrafter
+from fastdeploy_lp.worker.drafters.drafter import Draft
+from fastdeploy_lp.worker.drafters.ngram import LONG, MOST_LEFT_OUT, ONE, PATIENCE, SHORT, NgramDrafter
 
 # No pair of its tokens occurs again, so that nothing is found.
 NEW = list(range(100, 300))
@@ -48,3 +49,10 @@ def test_a_repetition_is_found_late_but_whole_after_many_looks_in_vain() -> None
     # From the first right guess on it looks at each place.
     assert found[1:] == list(range(found[1], len(NEW) + 31))
     assert found[1] <= found[0] + 1 + MOST_LEFT_OUT
+
+
+@pytest.mark.parametrize(("matching", "kind"), [(1, ONE), (2, SHORT), (7, SHORT), (8, LONG), (9, LONG)])
+def test_the_kind_of_a_draft_is_the_length_of_its_match(matching: int, kind: str) -> None:
+    prompt = list(range(20, 40))
+    grown = sequence(prompt, slot=0, output=prompt[10 - matching : 10], max_tokens=900, max_model_len=1000)
+    assert NgramDrafter(Speculation(prompt_lookup_max=8)).draft(grown, 2) == Draft(prompt[10:12], kind)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams, Whitespace
+from fastdeploy_lp.request.limits import MAX_GBNF
 from fastdeploy_lp.request.phase import Phase
 
 # The library's options. A blank, or a line break with an indent: small models repeat whitespace while they may.
@@ -20,6 +23,14 @@ WHITESPACE_OPTIONS: dict[str, dict[str, Any]] = {
     "none": {"whitespace_flexible": False},
 }
 WHITESPACE_KEYS = frozenset({"whitespace_pattern", "whitespace_flexible"})
+
+# Rules of GBNF have this sign, and the first one of Lark this form.
+GBNF_SIGN = "::="
+LARK_START = re.compile(r"^start[ \t]*:(?!:=)", re.MULTILINE)
+
+# Keywords of a JSON Schema with schemas by name, and with values that are no schemas.
+SCHEMAS_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+VALUES = frozenset({"const", "default", "enum", "examples", "x-guidance"})
 
 # Free text, in which a lazy rule finds its trigger as soon as it is written.
 FREE_TEXT = "TEXT: /(.|\\n)*/"
@@ -153,11 +164,46 @@ def _text_of(params: GuidedDecodingParams, field: str, whitespace: Whitespace) -
     if params.choice is not None:
         return LLMatcher.grammar_from_lark(one_of(params.choice))
     if params.grammar is not None:
-        return LLMatcher.grammar_from_lark(params.grammar)
+        return LLMatcher.grammar_from_lark(_lark(params.grammar, field))
     if params.structural_tag is not None:
         return LLMatcher.grammar_from_lark(_structural_tag(params.structural_tag, field, whitespace))
     schema = {"type": "object"} if params.json is None else _object(params.json, field)
+    if params.disable_additional_properties:
+        schema = _closed(schema)
     return LLMatcher.grammar_from_json_schema(json.dumps(with_whitespace(schema, whitespace)))
+
+
+def _lark(grammar: str, field: str) -> str:
+    """Returns a grammar in Lark's notation; one in GBNF, which llama.cpp, vLLM and SGLang take, is converted."""
+    if GBNF_SIGN not in grammar or LARK_START.search(grammar) is not None:
+        return grammar
+    if len(grammar) > MAX_GBNF:
+        raise ValueError(f"{field}: a grammar in GBNF may have {MAX_GBNF} characters, not {len(grammar)}")
+    try:
+        return gbnf_to_lark(grammar)
+    except RecursionError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the library raises Exception itself for an unknown rule
+        raise ValueError(f"{field}: is no valid GBNF: {error}") from None
+
+
+def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the schema whose objects with `properties` have no others, unless it says so."""
+    closed: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if keyword in SCHEMAS_BY_NAME and isinstance(value, Mapping):
+            closed[keyword] = {name: _closed_or_same(each) for name, each in value.items()}
+        else:
+            closed[keyword] = value if keyword in VALUES else _closed_or_same(value)
+    if "properties" in closed:
+        closed.setdefault("additionalProperties", False)
+    return closed
+
+
+def _closed_or_same(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_closed_or_same(each) for each in value]
+    return _closed(value) if isinstance(value, Mapping) else value
 
 
 def _structural_tag(given: Mapping[str, Any] | str, field: str, whitespace: Whitespace) -> str:

@@ -36,7 +36,8 @@ class GuidedDecodingParams(msgspec.Struct, kw_only=True, omit_defaults=True, for
     json_object: True for any JSON object.
     regex: text that the whole of a regular expression matches (Rust's syntax, no lookarounds).
     choice: one of these strings.
-    grammar: text of a context-free grammar in Lark's notation, whose first rule is `start`.
+    grammar: text of a context-free grammar in Lark's notation, whose first rule is `start`, or in GBNF, whose first
+        rule is `root`.
     structural_tag: free text in which what stands between certain tags is JSON:
         `{"triggers": ["<f"], "structures": [{"begin": "<f=x>", "schema": {…}, "end": "</f>"}]}`, or this as text.
 
@@ -45,6 +46,9 @@ class GuidedDecodingParams(msgspec.Struct, kw_only=True, omit_defaults=True, for
     whitespace: what may be between the parts of JSON, one of WHITESPACE.
     whitespace_pattern: a regular expression that whitespace between the parts of JSON matches; none is allowed, too.
     disable_any_whitespace: True for `whitespace` "none", vLLM's name; False has no effect.
+
+    disable_additional_properties: True if objects with `properties` in the schema of `json` have no others, unless the
+        schema says so.
 
     when: the part of the output that has the form, as in an entry of `logits_processors`; None for all of it, or for
         the answer after the reasoning in a chat with a reasoning parser.
@@ -61,6 +65,7 @@ class GuidedDecodingParams(msgspec.Struct, kw_only=True, omit_defaults=True, for
     whitespace: str | None = None
     whitespace_pattern: str | None = None
     disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
     when: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -93,7 +98,10 @@ class GuidedDecodingParams(msgspec.Struct, kw_only=True, omit_defaults=True, for
             raise ValueError(f"guided_decoding.whitespace: {self.whitespace!r} is none of {', '.join(WHITESPACE)}")
         if self.whitespace_pattern is not None:
             require_pattern(self.whitespace_pattern)
-        _require("disable_any_whitespace", self.disable_any_whitespace, bool, "true or false")
+        for name in ("disable_any_whitespace", "disable_additional_properties"):
+            _require(name, getattr(self, name), bool, "true or false")
+        if self.disable_additional_properties and self.json is None:
+            raise ValueError("guided_decoding.disable_additional_properties: is allowed with json only")
         given = [name for name in WHITESPACE_FIELDS if getattr(self, name) not in (None, False)]
         if len(given) > 1:
             raise ValueError(f"guided_decoding.{given[0]}: only one of {', '.join(given)} is allowed")

@@ -31,6 +31,8 @@ MAX_REWIND_BAN = 1024
 
 # The form of an output.
 MAX_CHOICES = 10_000
+# The library's conversion of GBNF is written in Python.
+MAX_GBNF = 16_384
 
 # A body over HTTP: JSON values of any kind, members of objects, lists and objects, and how deep they may be nested.
 MAX_BODY_VALUES = 1_000_000

@@ -10,6 +10,7 @@ from support.grammars import TinyGrammars
 
 from fastdeploy_lp.guided_decoding.grammar import grammar_of
 from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
+from fastdeploy_lp.request.limits import MAX_GBNF
 
 PERSON = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 TAG = {"triggers": ["<f"], "structures": [{"begin": "<f=x>", "schema": PERSON, "end": "</f>"}]}
@@ -24,6 +25,10 @@ TAG = {"triggers": ["<f"], "structures": [{"begin": "<f=x>", "schema": PERSON, "
         ({"regex": "[0-9]{2}|x+"}, ["12", "x", "xxx"], ["1", "123", "", "12x"]),
         ({"choice": ["yes", "yes, sir", "no"]}, ["yes", "yes, sir", "no"], ["ye", "yes,", "none", ""]),
         ({"grammar": 'start: "(" start ")" | "x"'}, ["x", "((x))"], ["((x)", "()", ""]),
+        ({"grammar": 'root ::= "(" root ")" | [a-c]+'}, ["abc", "((b))"], ["((x)", "()", ""]),
+        ({"grammar": 'start: "::=" | "x"'}, ["x", "::="], [""]),
+        ({"json": PERSON, "disable_additional_properties": True}, ['{"age":5}'], ["{}", '{"age":5,"x":[]}']),
+        ({"json": PERSON, "disable_additional_properties": False}, ['{"age":5,"x":[]}'], ["{}"]),
         ({"structural_tag": TAG}, ["plain", '<f=x>{"age":5}</f>', "a <"], ["<f=y>", '<f=x>{"age":""}</f>']),
         ({"structural_tag": json.dumps({"type": "structural_tag", **TAG})}, ["plain"], ["<f=y>"]),
     ],
@@ -34,6 +39,47 @@ def test_texts_that_fit_and_others(
 ) -> None:
     assert [text for text in fitting if not grammars.fits(text, **form)] == []
     assert [text for text in other if grammars.fits(text, **form)] == []
+
+
+CLOSED = {"additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "closed"),
+    [
+        ({"properties": {"a": {"type": "integer"}}}, {"properties": {"a": {"type": "integer"}}, **CLOSED}),
+        ({"properties": {}, "additionalProperties": {}}, {"properties": {}, "additionalProperties": {}}),
+        ({"type": "object"}, {"type": "object"}),
+        ({"items": {"anyOf": [{"properties": {}}, {}]}}, {"items": {"anyOf": [{"properties": {}, **CLOSED}, {}]}}),
+        # A property of this name, and a value that looks like a schema.
+        ({"properties": {"properties": {}}}, {"properties": {"properties": {}}, **CLOSED}),
+        (
+            {"$defs": {"properties": {"enum": [{"properties": 1}]}}},
+            {"$defs": {"properties": {"enum": [{"properties": 1}]}}},
+        ),
+    ],
+    ids=str,
+)
+def test_a_schema_without_additional_properties(schema: dict[str, Any], closed: dict[str, Any]) -> None:
+    given = GuidedDecodingParams(json=schema, disable_additional_properties=True)
+    assert (
+        grammar_of(given, whitespace="any").text == grammar_of(GuidedDecodingParams(json=closed), whitespace="any").text
+    )
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        ('root ::= "a', "is no valid GBNF: Unexpected end"),
+        ("root ::= missing", "is no valid GBNF: Rule 'missing' not found"),
+        ("root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "is nested too deeply"),
+        ("root ::= " + '"a" ' * 5000, f"a grammar in GBNF may have {MAX_GBNF} characters, not 20009"),
+    ],
+    ids=lambda value: value[:40],
+)
+def test_gbnf_that_cannot_be_read_is_refused(grammar: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"guided_decoding.grammar: {reason}"):
+        grammar_of(GuidedDecodingParams(grammar=grammar))
 
 
 @pytest.mark.parametrize("form", [{"json": PERSON}, {"json_object": True}, {"structural_tag": TAG}], ids=str)

@@ -28,7 +28,9 @@ def test_each_form_alone_is_fine(kind: str) -> None:
 
 def test_there_is_a_case_for_every_form() -> None:
     assert set(FORMS) == set(NAMES)
-    assert {*NAMES, *WHITESPACE_FIELDS, "when"} == set(GuidedDecodingParams.__struct_fields__)
+    assert {*NAMES, *WHITESPACE_FIELDS, "disable_additional_properties", "when"} == set(
+        GuidedDecodingParams.__struct_fields__
+    )
 
 
 @pytest.mark.parametrize("pair", list(combinations(FORMS, 2)), ids=str)
@@ -60,6 +62,11 @@ def test_two_forms_are_one_too_many(pair: tuple[str, str]) -> None:
         ({"json": {}, "whitespace_pattern": " " * 129}, "whitespace_pattern: must be a regular expression of 1 to 128"),
         ({"json": {}, "whitespace_pattern": "("}, "guided_decoding.whitespace_pattern: is no regular expression: .+"),
         ({"json": {}, "disable_any_whitespace": 1}, "guided_decoding.disable_any_whitespace: must be true or false"),
+        ({"json": {}, "disable_additional_properties": 1}, "disable_additional_properties: must be true or false"),
+        (
+            {"json_object": True, "disable_additional_properties": True},
+            "additional_properties: is allowed with json only",
+        ),
         (
             {"json": {}, "whitespace": "any", "disable_any_whitespace": True},
             "guided_decoding.whitespace: only one of whitespace, disable_any_whitespace is allowed",

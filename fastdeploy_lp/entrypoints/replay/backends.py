@@ -16,7 +16,7 @@ from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.engine.client.logged_request import LoggedOutput, LoggedRequest
 from fastdeploy_lp.engine.errors import InvalidRequestError, RequestFailedError
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest
-from fastdeploy_lp.entrypoints.openai.protocol.guided import KINDS, WHEN, WHITESPACE_NAMES
+from fastdeploy_lp.entrypoints.openai.protocol.guided import STRUCTURED, WHEN
 from fastdeploy_lp.entrypoints.replay.runner import ReplayError
 from fastdeploy_lp.entrypoints.server_address import ServerAddress
 from fastdeploy_lp.request.sampling_params import SamplingParams
@@ -46,6 +46,8 @@ class EngineBackend:
 
 # Fields with another name over HTTP, and fields that are not sent (they affect no token or have their own form).
 OTHER_NAMES = {"extra_args": "vllm_xargs"}
+# Fields of a form with a place of their own, vLLM's object having none.
+BESIDE_FORM = {"guided_whitespace": "whitespace", WHEN: "when"}
 NOT_SENT = ("guided_decoding", "logprobs", "prompt_logprobs", "output_kind")
 
 
@@ -100,11 +102,9 @@ def _form_of(params: SamplingParams) -> dict[str, Any]:
     form = params.guided_decoding
     if form is None:
         return {}
-    fields = {next(name for name, kind in KINDS.items() if kind == form.kind): getattr(form, form.kind)}
-    own = {name: getattr(form, field) for name, field in WHITESPACE_NAMES.items()} | {WHEN: form.when}
-    if form.disable_any_whitespace:
-        own["guided_whitespace"] = "none"
-    return fields | {name: value for name, value in own.items() if value is not None}
+    fields = msgspec.to_builtins(form)
+    beside = {name: fields.pop(field) for name, field in BESIDE_FORM.items() if field in fields}
+    return {STRUCTURED: fields, **beside}
 
 
 def _reason(answer: Any) -> str:

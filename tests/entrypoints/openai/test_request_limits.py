@@ -28,6 +28,7 @@ from fastdeploy_lp.request.limits import (
     MAX_BODY_MEMBERS,
     MAX_BODY_VALUES,
     MAX_CHOICES,
+    MAX_GBNF,
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
     MAX_MESSAGES,
@@ -145,6 +146,7 @@ TOO_MUCH: dict[str, tuple[Callable[[], Any], str | None, str]] = {
     "sequences": (lambda: {**ASK, "prompt": ["x"] * 2000, "n": 128}, "prompt", str(MAX_SEQUENCES)),
     "a long prompt": (lambda: {**ASK, "prompt": "word " * 10**6}, "prompt", "characters"),
     "choices": (lambda: {**ASK, "guided_choice": ["x"] * 20_000}, "guided_choice", str(MAX_CHOICES)),
+    "long GBNF": (lambda: {**ASK, "guided_grammar": "r ::= " + "a " * 20_000}, "guided_grammar", str(MAX_GBNF)),
     "a long regex": (lambda: {**ASK, "guided_regex": "a" * (1 << 20)}, "guided_regex", "bytes are too many"),
     "a deep schema": (lambda: {**ASK, "guided_json": nested(5000 // 10)}, None, f"{MAX_BODY_DEPTH} levels"),
     "a deep schema as text": (

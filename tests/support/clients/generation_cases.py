@@ -155,6 +155,7 @@ TAG: dict[str, Any] = {"structures": [{"begin": "<c>", "schema": COLOURS, "end":
 TAGGED = 'I say <c>"blue"</c>'
 NAMED: dict[str, Any] = {"name": "colour", "description": "One of two", "schema": COLOURS, "strict": True}
 JSON_SCHEMA: dict[str, Any] = {"type": "json_schema", "json_schema": NAMED}
+ONE: dict[str, Any] = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
 TWICE: dict[str, Any] = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2}
 GUIDED = [
     Case("response_format", {"response_format": {"type": "text"}}, same_as_ever),
@@ -174,6 +175,27 @@ GUIDED = [
     Case("guided_grammar", {"guided_grammar": 'start: "ab" "cd"', **ROOM}, matches("abcd")),
     Case("guided_when", {"guided_choice": ["yes", "no"], **ROOM}, matches("yes|no")),
     Case("structural_tag", {"structural_tag": TAG}, text_is(TAGGED), says=TAGGED),
+    Case("structured_outputs", {"structured_outputs": {"choice": ["yes", "no"]}, **ROOM}, matches("yes|no")),
+    Case("structured_outputs", {"structured_outputs": {"json_object": True}, **AT_ONCE}, begins_an_object),
+    Case(
+        "structured_outputs",
+        {"structured_outputs": {"json": TWICE, "disable_any_whitespace": True}, **ROOM},
+        matches(r"\[1,1\]"),
+    ),
+    Case(
+        "structured_outputs",
+        {"structured_outputs": {"grammar": 'root ::= "ab" tail\ntail ::= "cd" | "ce"'}, **ROOM},
+        matches("abc[de]"),
+    ),
+    Case(
+        "structured_outputs",
+        {
+            "structured_outputs": {"json": ONE, "disable_additional_properties": True, "whitespace_pattern": "[ ]"},
+            **ROOM,
+        },
+        matches(r'\{ ?"a" ?: ?1 ?\}'),
+    ),
+    Case("structured_outputs", {"structured_outputs": {"structural_tag": TAG}}, text_is(TAGGED), says=TAGGED),
 ]
 SAYS_BEGIN: dict[str, Any] = {"logits_processors_args": {"forced_tokens": [A, BEGIN, B]}}
 GENERATION = [

@@ -211,6 +211,7 @@ MESSAGE_CASES = [
     MessageCase("guided_grammar", {"guided_grammar": 'start: "ab" "cd"', **ROOM}, text_is_one_of("abcd")),
     MessageCase("guided_when", {"guided_choice": ["yes", "no"], **ROOM}, text_is_one_of("yes", "no")),
     MessageCase("structural_tag", {"structural_tag": TAG}, num_tokens_is(4)),
+    MessageCase("structured_outputs", {"structured_outputs": {"regex": "ab{2}"}, **ROOM}, text_is_one_of("abb")),
 ]
 COUNTED: dict[str, Any] = {
     "model": "default",

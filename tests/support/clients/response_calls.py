@@ -111,6 +111,7 @@ EXCLUSIVE: list[dict[str, Any]] = [
     {"guided_choice": ["a", "b"]},
     {"guided_grammar": 'start: "a"'},
     {"structural_tag": {"triggers": ["<a>"], "structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}]}},
+    {"structured_outputs": {"json": {"type": "object"}}},
     {"guided_json": {}, "guided_whitespace": "none"},
     {"guided_json": {}, "guided_when": {"after_tokens": 0}},
     {"guided_json": {}, "guided_whitespace_pattern": " ?"},

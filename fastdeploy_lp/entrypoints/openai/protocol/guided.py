@@ -81,6 +81,29 @@ class ResponseFormat(RequestModel):
         return {"json_schema": schema, "json_object": "response_format.type"}.get(self.type, "response_format")
 
 
+class StructuredOutputs(RequestModel):
+    """vLLM's form of an output: the fields of GuidedDecodingParams in one object."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, serialize_by_alias=True)
+
+    # pydantic has a method of that name.
+    json_schema: dict[str, Any] | str | None = Field(default=None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Texts | None = None
+    grammar: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields that are set, by their names in GuidedDecodingParams."""
+        fields = self.model_dump(by_alias=True, exclude_none=True)
+        return {name: value for name, value in fields.items() if (name, value) != ("json_object", False)}
+
+
 # Body fields, and their names in GuidedDecodingParams.
 KINDS = {
     "guided_json": "json",
@@ -95,6 +118,7 @@ KINDS = {
 # Body fields of the whitespace of JSON, and their names in GuidedDecodingParams.
 WHITESPACE_NAMES = {"guided_whitespace": "whitespace", "guided_whitespace_pattern": "whitespace_pattern"}
 WHEN = "guided_when"
+STRUCTURED = "structured_outputs"
 
 
 class GuidedRequest(GenerationRequest):
@@ -107,6 +131,7 @@ class GuidedRequest(GenerationRequest):
     guided_choice: Texts | None = None
     guided_grammar: str | None = None
     structural_tag: dict[str, Any] | str | None = None
+    structured_outputs: StructuredOutputs | None = None
     guided_whitespace: Literal["bounded", "any", "none"] | None = None
     guided_whitespace_pattern: str | None = None
     guided_when: dict[str, Any] | None = None
@@ -139,9 +164,16 @@ class GuidedRequest(GenerationRequest):
 
     @property
     def guided_fields(self) -> list[str]:
-        """Names of the fields in KINDS that are set."""
+        """Names of the set fields that ask for a form, besides `response_format`."""
         # guided_json_object: false sets no constraint.
-        return [name for name in KINDS if getattr(self, name) not in (None, False)]
+        return [name for name in (*KINDS, STRUCTURED) if getattr(self, name) not in (None, False)]
+
+    @property
+    def _form_fields(self) -> dict[str, Any]:
+        """The values of the guided fields, by their names in GuidedDecodingParams."""
+        if self.structured_outputs is not None:
+            return self.structured_outputs.given
+        return {KINDS[name]: getattr(self, name) for name in self.guided_fields}
 
     @property
     def may_have_form(self) -> bool:
@@ -153,7 +185,7 @@ class GuidedRequest(GenerationRequest):
         """True if a field asks for JSON."""
         if self.response_format is not None and self.response_format.type != "text":
             return True
-        return any(KINDS[name] in JSON_FORMS for name in self.guided_fields)
+        return not self._form_fields.keys().isdisjoint(JSON_FORMS)
 
     def json_whitespace(self, mode: str) -> Whitespace:
         """The whitespace of this body's JSON; `mode`, one of WHITESPACE, unless the body has its own."""
@@ -162,17 +194,13 @@ class GuidedRequest(GenerationRequest):
     @property
     def guided_decoding(self) -> GuidedDecodingParams | None:
         """The requested form; None for any text. Raises ValueError naming the field."""
-        given: list[GuidedDecodingParams | None] = [
-            GuidedDecodingParams(**{KINDS[name]: getattr(self, name)}) for name in self.guided_fields
-        ]
-        if self.response_format is not None:
-            given.append(self.response_format.guided_decoding)
-        form = next((each for each in given if each is not None), None)
-        if form is not None and self.guided_when is not None:
-            form = replace(form, when=self.guided_when)
-        if form is not None and self.may_have_json:
-            form = replace(form, whitespace=self.guided_whitespace, whitespace_pattern=self.guided_whitespace_pattern)
-        return form
+        form = GuidedDecodingParams(**self._form_fields) if self.guided_fields else None
+        if form is None and self.response_format is not None:
+            form = self.response_format.guided_decoding
+        if form is None:
+            return None
+        own = {**WHITESPACE_NAMES, WHEN: "when"}
+        return replace(form, **{own[name]: getattr(self, name) for name in own if getattr(self, name) is not None})
 
     def sampling_params(self) -> SamplingParams:
         """Returns the sampling parameters with the requested form; raises ValueError naming the field."""
@@ -189,7 +217,9 @@ class GuidedRequest(GenerationRequest):
         return f"{self.sent_kind(kind)}{dot}{path}"
 
     def sent_kind(self, kind: str) -> str:
-        """Returns the body's name for a field of GuidedDecodingParams."""
+        """Returns the body's name for a field of GuidedDecodingParams; "" is the form itself."""
+        if self.structured_outputs is not None and kind in ("", *self.structured_outputs.given):
+            return f"{STRUCTURED}.{kind}".rstrip(".")
         for name, own in (*WHITESPACE_NAMES.items(), (WHEN, "when")):
             if own == kind:
                 return name

@@ -24,6 +24,10 @@ MAX_LOST = 4
 """Limit of one processor's calls that still run past their time limit; at it, further requests for it are refused."""
 
 IDLE_SECONDS = 60.0
+MAX_IDLE = 8
+"""Threads of all processors that wait for a call. Hundreds whose waits end together would stop the interpreter for
+minutes: each asks for its lock every SWITCH_INTERVAL."""
+
 SWITCH_INTERVAL = 0.0002
 """Seconds that Python code in a thread holds the interpreter's lock while the main thread waits for it."""
 
@@ -106,8 +110,8 @@ class AuthorThreads:
     the limit ends with NotInTimeError. Its thread cannot be stopped: it is replaced, until `MAX_LOST` calls of the
     same processor are lost. Then its calls end with NotInTimeError at once until a lost one returns.
 
-    Threads are daemons; they start on demand and end when idle. A call that keeps the interpreter's lock in C code
-    blocks every thread of the process, and no time limit helps against it.
+    Threads are daemons. They start on demand and end when idle: at once if MAX_IDLE others wait. A call that keeps the
+    interpreter's lock in C code blocks every thread of the process, and no time limit helps against it.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -115,6 +119,7 @@ class AuthorThreads:
         self._lock = threading.Lock()
         # By processor, or by the client that has uploaded it.
         self._lanes: dict[tuple[str, str], _Lane] = {}
+        self._idle = 0
         self._watch = threading.Condition(self._lock)
         self._watcher: threading.Thread | None = None
 
@@ -178,7 +183,7 @@ class AuthorThreads:
         return in_time
 
     def _next(self, lane: _Lane) -> PendingCall | None:
-        """Returns the lane's next call, marked as running; None after IDLE_SECONDS without one."""
+        """Returns the lane's next call, marked as running; None if the thread must end."""
         with self._lock:
             while True:
                 while lane.queue:
@@ -187,14 +192,22 @@ class AuthorThreads:
                         pending.deadline = time.monotonic() + self._timeout + pending.call.extra_seconds
                         lane.running.add(pending)
                         return pending
-                lane.idle += 1
-                woken = lane.changed.wait(IDLE_SECONDS)
-                lane.idle -= 1
-                if not woken and not lane.queue:
+                if not self._wait_for_call(lane):
                     lane.threads -= 1
                     if not (lane.threads or lane.running or lane.lost):
                         self._lanes = {name: each for name, each in self._lanes.items() if each is not lane}
                     return None
+
+    def _wait_for_call(self, lane: _Lane) -> bool:
+        """Returns True once the lane has a call; False after IDLE_SECONDS, or at once if MAX_IDLE threads wait."""
+        if self._idle >= MAX_IDLE:
+            return False
+        self._idle += 1
+        lane.idle += 1
+        woken = lane.changed.wait(IDLE_SECONDS)
+        lane.idle -= 1
+        self._idle -= 1
+        return woken or bool(lane.queue)
 
     def _enforce_limits(self) -> None:
         while True:

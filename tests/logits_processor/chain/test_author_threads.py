@@ -12,6 +12,7 @@ import pytest
 
 from fastdeploy_lp.logits_processor.chain import author_threads
 from fastdeploy_lp.logits_processor.chain.author_threads import (
+    MAX_IDLE,
     MAX_LOST,
     UPLOADER_NICENESS,
     AuthorCall,
@@ -137,6 +138,18 @@ def test_threads_end_that_have_had_nothing_to_do(monkeypatch: pytest.MonkeyPatch
         started.join(FAR)
         assert not started.is_alive()
     assert Asked(threads, lambda: 2).outcome().value == 2
+
+
+def test_few_threads_wait_for_calls_of_many_processors() -> None:
+    threads = AuthorThreads(FAR)
+    own = [Asked(threads, threading.current_thread, f"processor {number}") for number in range(5 * MAX_IDLE)]
+    started = {each.outcome().value for each in own}
+    assert len(started) == 5 * MAX_IDLE
+    # A thread returns the outcome before it ends.
+    while len(alive := [each for each in started if each.is_alive()]) > MAX_IDLE:
+        alive[0].join(0.01)
+    again = [Asked(threads, lambda: 1, f"processor {number}") for number in range(5 * MAX_IDLE)]
+    assert [each.outcome().value for each in again] == [1] * (5 * MAX_IDLE)
 
 
 def test_uploads_of_a_client_share_one_thread_of_low_priority(held: threading.Event) -> None:

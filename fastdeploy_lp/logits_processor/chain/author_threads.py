@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from fastdeploy_lp.platforms.niceness import set_niceness
@@ -106,7 +107,7 @@ class AuthorThreads:
 
     All uploads of a client share one thread, of low priority.
 
-    timeout: seconds from a call's start to its end, and the longest wait for a thread; 0 for no limit. A call over
+    timeout: seconds from a call's start to its end, and the longest wait after others; 0 for no limit. A call over
     the limit ends with NotInTimeError. Its thread cannot be stopped: it is replaced, until `MAX_LOST` calls of the
     same processor are lost. Then its calls end with NotInTimeError at once until a lost one returns.
 
@@ -238,6 +239,9 @@ class AuthorThreads:
         lane.lost += len(lost)
         lane.threads -= len(lost)
         stuck = lane.lost >= MAX_LOST
+        # Threads that have no call yet begin the first ones, however late a busy machine lets them run.
+        for pending in islice(lane.queue, lane.threads - len(lane.running)):
+            pending.deadline = now + self._timeout
         waiting = [pending for pending in lane.queue if stuck or pending.deadline <= now]
         lane.queue = deque(pending for pending in lane.queue if pending not in waiting)
         if lost and lane.queue:

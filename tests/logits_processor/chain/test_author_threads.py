@@ -82,6 +82,23 @@ def test_a_call_that_does_not_return_ends_with_the_processors_name(held: threadi
     assert str(error) == "logits processor Slow: its own code took longer than 0.05 s"
 
 
+def test_a_call_whose_thread_begins_late_is_not_too_slow(held: threading.Event) -> None:
+    class BeginsLate(AuthorThreads):
+        def _work(self, lane: Any) -> None:
+            if lane.queue[0].call.processor == "Late":
+                held.wait()
+            super()._work(lane)
+
+    threads, never = BeginsLate(TIMEOUT), threading.Event()
+    late = Asked(threads, lambda: 1, "Late")
+    # Its limit ends after that of the other call.
+    assert isinstance(Asked(threads, never.wait, "Slow").outcome().error, NotInTimeError)
+    never.set()
+    assert not late.ended
+    held.set()
+    assert late.outcome().value == 1
+
+
 def test_lost_calls_of_one_processor_take_no_thread_of_another(held: threading.Event) -> None:
     threads = AuthorThreads(TIMEOUT)
     lost = [Asked(threads, held.wait, "Slow") for _ in range(2 * MAX_LOST)]

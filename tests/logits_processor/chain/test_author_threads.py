@@ -21,7 +21,8 @@ from fastdeploy_lp.logits_processor.chain.author_threads import (
     Outcome,
 )
 
-TIMEOUT = 0.05
+# Longer than a busy machine holds up a thread that has begun.
+TIMEOUT = 0.4
 FAR = 60.0
 
 
@@ -79,7 +80,7 @@ def test_a_call_that_does_not_return_ends_with_the_processors_name(held: threadi
     threads = AuthorThreads(TIMEOUT)
     error = Asked(threads, held.wait, "Slow").outcome().error
     assert isinstance(error, NotInTimeError)
-    assert str(error) == "logits processor Slow: its own code took longer than 0.05 s"
+    assert str(error) == "logits processor Slow: its own code took longer than 0.4 s"
 
 
 def test_a_call_whose_thread_begins_late_is_not_too_slow(held: threading.Event) -> None:

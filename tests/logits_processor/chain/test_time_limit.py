@@ -103,9 +103,9 @@ class Follows(Slow):
 
 def test_after_quarantine_it_does_not_go_on_with_a_state_that_lacks_tokens(waits: dict[str, float]) -> None:
     Follows.missed = False
-    engine = engine_with(Follows, first_calls=0.0, time_budget=0.05, max_faults=1)
+    engine = engine_with(Follows, first_calls=0.0, time_budget=0.5, max_faults=1)
     engine.add(request("plain", [1, 2], max_tokens=6))
-    waits["apply"] = 0.06
+    waits["apply"] = 0.55
     engine.step()
     waits.clear()
     assert engine.runner.chain.stats["Follows"].state == "quarantined"

@@ -101,7 +101,10 @@ def test_a_shadow_cannot_leave_the_grammar_either(directory: Path) -> None:
         request("free", [1], max_tokens=4, selection=wanted),
     ]
     found = run(directory, *made)
-    for step in found["set"]:
+    # A mask that comes late ends the output in a step without a token.
+    sampled = [step for step in found["set"] if step.token_ids]
+    assert sampled
+    for step in sampled:
         allowed = step.trace[0][1].numbers.token_ids if step.trace else []
         assert step.shadows is not None
         assert step.shadows[0]["SetsLogits"] in allowed

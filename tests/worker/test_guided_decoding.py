@@ -264,7 +264,7 @@ def test_a_matcher_that_fails_half_way_ends_its_request_alone(engine: Make) -> N
         steps += core.step().steps
     by_id = {name: [step for step in steps if step.request_id == name] for name in ("broken", "whole")}
     assert "guided decoding cannot go on" in (by_id["broken"][-1].error or "")
-    assert len(by_id["broken"]) == 3
+    assert 2 <= len(tokens_of(by_id["broken"])) <= 3
     assert tokens_of(by_id["whole"]) == expected
 
 
@@ -386,8 +386,10 @@ def test_slots_that_were_guided_are_free_again(engine: Make) -> None:
 
 def test_logprobs_are_those_of_what_the_grammar_allows(engine: Make, tokenizer: Tokenizer) -> None:
     steps = run(engine(), guided("r", [1], regex="[xyz]{4}", logprobs=20, **SAMPLED))["r"]
-    for step in steps:
-        (found,) = step.logprobs or []
+    # A mask that comes late ends the output in a step without a token.
+    logprobs = [each for step in steps for each in step.logprobs or []]
+    assert len(logprobs) == len(tokens_of(steps)) == 4
+    for found in logprobs:
         likely = [value for value in found.logprobs[1:] if value > -np.inf]
         assert np.exp(likely).sum() == pytest.approx(1.0, abs=1e-5)
         possible = {

@@ -70,9 +70,9 @@ class TokenIndex:
 
         Of matches of equal length the newest counts. Lengths end at `longest`.
         """
-        position, length = self._best(self._pairs.before, self._longest)
+        position, length = self._longest_in(self._pairs.before, self._longest)
         if length < self._linked and self._singles is not None:
-            position, length = self._best(self._singles.before, self._shortest)
+            position, length = self._longest_in(self._singles.before, self._shortest)
         return (position, length) if length >= self._shortest else (NOWHERE, 0)
 
     def after(self, position: int, count: int) -> list[int]:
@@ -83,7 +83,7 @@ class TokenIndex:
             found.append(found[-period])
         return found
 
-    def _best(self, before: Sequence[int], longest: int) -> tuple[int, int]:
+    def _longest_in(self, before: Sequence[int], longest: int) -> tuple[int, int]:
         """Returns the position and length of the longest match in a chain; 0 if none is."""
         text = self._tokens
         end = len(text) - 1

@@ -37,7 +37,7 @@ FLAGS = (
 )
 WIDE, NARROW = (1280, 860), (390, 844)
 SERIOUS = ("serious", "critical")
-# In the page, one call for all elements: a call of the driver for each takes most of the time of a test.
+# In the page, for all elements in one call of the driver, each of which takes milliseconds.
 SHOWN = """
 const shown = (root, selector) => [...root.querySelectorAll(selector)].filter((each) =>
     each.checkVisibility({opacityProperty: true, visibilityProperty: true}) && each.getClientRects().length > 0);

@@ -210,4 +210,5 @@ def test_neighbours_get_the_same_tokens(engine: Make, tokenizer: Tokenizer) -> N
 def test_logprobs_are_those_of_the_raw_model_where_nothing_is_ruled_out(engine: Make) -> None:
     steps = run(engine(), phased("r", {"after_tokens": 4}, [], logprobs=2, seed=1))["r"]
     sampled = [step for step in steps if step.token_ids]
+    assert sampled
     assert all(step.logprobs and len(step.logprobs) == len(step.token_ids) for step in sampled)

@@ -46,9 +46,9 @@ class EngineBackend:
 
 # Fields with another name over HTTP, and fields that are not sent (they affect no token or have their own form).
 OTHER_NAMES = {"extra_args": "vllm_xargs"}
-# Fields of a form with a place of their own, vLLM's object having none.
-BESIDE_FORM = {"guided_whitespace": "whitespace", WHEN: "when"}
 NOT_SENT = ("guided_decoding", "logprobs", "prompt_logprobs", "output_kind")
+# Body fields for what vLLM's object of a form does not have, and their names in GuidedDecodingParams.
+BESIDE_FORM = {"guided_whitespace": "whitespace", WHEN: "when"}
 
 
 class ServerReplay:

@@ -20,7 +20,7 @@ PATIENCE, MOST_LEFT_OUT = 8, 3
 
 @dataclass(slots=True)
 class _Text:
-    """The index of a sequence's prediction, prompt and output, of which the first `indexed` tokens are in it.
+    """The index of a sequence's prediction, prompt, and first `indexed` output tokens.
 
     looked_at, guess: the number of output tokens at the last look, and the token that was drafted, if any. in_vain:
     looks in a row without a right one. look_from: the number of output tokens at the next look.
@@ -34,12 +34,11 @@ class _Text:
     look_from: int = 0
 
     def looked(self, output: Sequence[int], guess: int, most_left_out: int) -> None:
-        """Compares the last guess with the token that came, and records a look, after which places are left out."""
+        """Compares the last guess with the token that came, and sets the next look."""
         right = self.looked_at < len(output) and output[self.looked_at] == self.guess
         self.in_vain = 0 if right else self.in_vain + 1
         self.looked_at, self.guess = len(output), guess
-        left_out = self.in_vain // PATIENCE
-        self.look_from = len(output) + 1 + (left_out if left_out < most_left_out else most_left_out)
+        self.look_from = len(output) + 1 + min(self.in_vain // PATIENCE, most_left_out)
 
 
 class NgramDrafter(Drafter):

@@ -17,9 +17,8 @@ from urllib.request import urlopen
 
 from fastdeploy_lp.platforms.cpu import THREAD_VARIABLES, callers_environment
 from support.processes import children_of
-from support.server_forks import ServerFork
+from support.server_forks import REPOSITORY, ServerFork
 
-REPOSITORY = Path(__file__).parents[2]
 TESTS = REPOSITORY / "tests"
 API_SERVER = "fastdeploy_lp.entrypoints.openai.api_server"
 START_SECONDS = 300.0

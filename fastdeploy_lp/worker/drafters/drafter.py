@@ -19,6 +19,21 @@ class Draft:
     kind: str
 
 
+class MatchKinds:
+    """Kinds of drafts that repeat the text after a match: of one token, of several, or of `longest` tokens.
+
+    one, several, whole: the names. shares: see `Drafter.kinds`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.one, self.several, self.whole = f"{name}_one", name, f"{name}_long"
+        self.shares = {self.one: 0.25, self.several: 0.5, self.whole: 0.8}
+
+    def of(self, length: int, longest: int) -> str:
+        """Returns the kind of a draft after a match of this length, at least 1."""
+        return self.whole if length == longest else self.several if length > 1 else self.one
+
+
 class Drafter(ABC):
     """A source of drafts. Sequences enter and leave slots; one that was preempted enters again with its tokens.
 

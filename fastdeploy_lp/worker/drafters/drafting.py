@@ -109,7 +109,7 @@ class Drafting:
                 continue
             if self._paid:
                 asked[slot] = Asked(sequence, count)
-            draft = self._best(sequence, count)
+            draft = self._best_free(sequence, count)
             if draft is not None:
                 found[slot] = draft
                 self._proposals[slot] = Proposal(draft, place)
@@ -128,7 +128,7 @@ class Drafting:
         if max(shares.values()) <= least:
             return {}
         counts = {slot: len(draft.tokens) for slot, draft in found.items()}
-        if sum(_right_of(share, counts[slot]) for slot, share in shares.items()) <= plan.least_expected():
+        if sum(_expected_right(share, counts[slot]) for slot, share in shares.items()) <= plan.least_expected():
             return {}
         lengths = _lengths(counts, shares, self._rounds(counts), plan)
         return {slot: Draft(found[slot].tokens[:length], found[slot].kind) for slot, length in lengths.items()}
@@ -140,7 +140,7 @@ class Drafting:
             self._last_step, self._last_least = step, Plan(self.costs, tokens, samples, room).least_share(room)
         return self._last_least
 
-    def _best(self, sequence: Sequence, count: int) -> Draft | None:
+    def _best_free(self, sequence: Sequence, count: int) -> Draft | None:
         """Returns the draft without a cost that is expected to have most right tokens."""
         best = None
         for drafter in self._working:
@@ -155,7 +155,7 @@ class Drafting:
 
     def _expected(self, slot: int, kind: str, count: int) -> float:
         """Returns how many tokens of a draft are expected to be right."""
-        return _right_of(self._acceptance.share(slot, kind), count)
+        return _expected_right(self._acceptance.share(slot, kind), count)
 
     def _paid_drafts(
         self, drafter: Drafter, asked: Mapping[int, Asked], found: Mapping[int, Draft], plan: Plan
@@ -254,7 +254,7 @@ def _lengths(
     return dict(Counter(added[:kept]))
 
 
-def _right_of(share: float, count: int) -> float:
+def _expected_right(share: float, count: int) -> float:
     """Returns how many of `count` tokens one after another are expected to be right, each of which is with `share`."""
     return count if share == 1.0 else share * (1.0 - share**count) / (1.0 - share)
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fastdeploy_lp.config.speculation import Speculation
-from fastdeploy_lp.worker.drafters.drafter import Draft, Drafter
+from fastdeploy_lp.worker.drafters.drafter import Draft, Drafter, MatchKinds
 from fastdeploy_lp.worker.drafters.token_index import TokenIndex
 from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
-ONE, SHORT, LONG = "ngram_one", "ngram", "ngram_long"
+MATCHES = MatchKinds("ngram")
 # No token has this id.
 PREDICTION_ENDS = -1
 # Looks in vain in a row after which one more place is left out before the next look, and the most places left out.
@@ -48,7 +48,7 @@ class NgramDrafter(Drafter):
     drafts, it looks less often in a sequence where it was wrong for long.
     """
 
-    kinds: ClassVar[dict[str, float]] = {ONE: 0.25, SHORT: 0.5, LONG: 0.8}
+    kinds: ClassVar[dict[str, float]] = MATCHES.shares
 
     def __init__(self, settings: Speculation) -> None:
         self._shortest, self._longest = settings.prompt_lookup_min, settings.prompt_lookup_max
@@ -76,7 +76,7 @@ class NgramDrafter(Drafter):
         text.looked(output, tokens[0] if tokens else PREDICTION_ENDS, self._most_left_out)
         if not tokens:
             return None
-        return Draft(tokens, LONG if length == self._longest else SHORT if length > 1 else ONE)
+        return Draft(tokens, MATCHES.of(length, self._longest))
 
     def _new_text(self, sequence: WorkerSequence) -> _Text:
         index = TokenIndex(self._shortest, self._longest)

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from fastdeploy_lp.config.speculation import Speculation
 from fastdeploy_lp.worker.drafters.answer_index import AnswerIndex, Piece
-from fastdeploy_lp.worker.drafters.drafter import Draft, Drafter
+from fastdeploy_lp.worker.drafters.drafter import Draft, Drafter, MatchKinds
 from fastdeploy_lp.worker.sequence import Sequence
 
-ONE, SHORT, LONG = "suffix_one", "suffix", "suffix_long"
+MATCHES = MatchKinds("suffix")
 # Tokens that a step adds to the index at most: a fraction of a millisecond.
 PORTION = 512
 # Tokens of ended answers that wait for it at most, beyond the last answer.
@@ -42,7 +42,7 @@ class SuffixDrafter(Drafter):
     without speculation neither have drafts nor are indexed. Source: see `AnswerIndex`.
     """
 
-    kinds: ClassVar[dict[str, float]] = {ONE: 0.25, SHORT: 0.5, LONG: 0.8}
+    kinds: ClassVar[dict[str, float]] = MATCHES.shares
 
     def __init__(self, settings: Speculation) -> None:
         self._longest = settings.prompt_lookup_max
@@ -100,7 +100,4 @@ class SuffixDrafter(Drafter):
         end = sequence.num_tokens
         text = sequence.token_ids_between(max(end - self._longest, 0), end)
         found = self._index.find(self._index.owner(sequence.client), text, count)
-        if found is None:
-            return None
-        kind = LONG if found.length == self._longest else SHORT if found.length > 1 else ONE
-        return Draft(found.tokens, kind)
+        return None if found is None else Draft(found.tokens, MATCHES.of(found.length, self._longest))

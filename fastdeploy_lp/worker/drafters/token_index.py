@@ -27,7 +27,7 @@ class TokenIndex:
         self._longest = longest
         self._linked = max(shortest, min(PAIR, longest))
         self._tokens = array("i")
-        self._pairs = _Chains()
+        self._runs = _Chains()
         self._singles = _Chains() if shortest < self._linked else None
 
     def __len__(self) -> int:
@@ -37,40 +37,40 @@ class TokenIndex:
     def num_bytes(self) -> int:
         """Bytes of memory."""
         arrays = [self._tokens]
-        for chains in filter(None, (self._pairs, self._singles)):
+        for chains in filter(None, (self._runs, self._singles)):
             arrays += [chains.before, chains.newest]
         return sum(each.buffer_info()[1] * each.itemsize for each in arrays)
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Appends tokens to the text."""
-        text, pairs, singles, linked = self._tokens, self._pairs, self._singles, self._linked
+        text, runs, singles, linked = self._tokens, self._runs, self._singles, self._linked
         text.extend(tokens)
-        if 2 * len(text) > pairs.mask:
-            pairs.widen(len(text))
+        if 2 * len(text) > runs.mask:
+            runs.widen(len(text))
             if singles is not None:
                 singles.widen(len(text))
-        mask = pairs.mask
-        for position in range(len(pairs.before), len(text)):
+        mask = runs.mask
+        for position in range(len(runs.before), len(text)):
             value = (text[position] + 1) * _FACTOR
             if singles is not None:
                 place = (value >> 15) & mask
                 singles.before.append(singles.newest[place])
                 singles.newest[place] = position
             if position + 1 < linked:
-                pairs.before.append(NOWHERE)
+                runs.before.append(NOWHERE)
                 continue
             for earlier in range(1, linked):
                 value = (value * 31 + text[position - earlier] + 1) * _FACTOR
             place = (value >> 15) & mask
-            pairs.before.append(pairs.newest[place])
-            pairs.newest[place] = position
+            runs.before.append(runs.newest[place])
+            runs.newest[place] = position
 
     def match(self) -> tuple[int, int]:
         """Returns the last position of the longest earlier match of the text's end, and its length; 0 if none is.
 
         Of matches of equal length the newest counts. Lengths end at `longest`.
         """
-        position, length = self._longest_in(self._pairs.before, self._longest)
+        position, length = self._longest_in(self._runs.before, self._longest)
         if length < self._linked and self._singles is not None:
             position, length = self._longest_in(self._singles.before, self._shortest)
         return (position, length) if length >= self._shortest else (NOWHERE, 0)

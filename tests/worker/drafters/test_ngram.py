@@ -9,7 +9,7 @@ from support.sequences import sequence
 
 from fastdeploy_lp.config.speculation import Speculation
 from fastdeploy_lp.worker.drafters.drafter import Draft
-from fastdeploy_lp.worker.drafters.ngram import LONG, MOST_LEFT_OUT, ONE, PATIENCE, SHORT, NgramDrafter
+from fastdeploy_lp.worker.drafters.ngram import MOST_LEFT_OUT, PATIENCE, NgramDrafter
 
 # No pair of its tokens occurs again, so that nothing is found.
 NEW = list(range(100, 300))
@@ -51,7 +51,9 @@ def test_a_repetition_is_found_late_but_whole_after_many_looks_in_vain() -> None
     assert found[1] <= found[0] + 1 + MOST_LEFT_OUT
 
 
-@pytest.mark.parametrize(("matching", "kind"), [(1, ONE), (2, SHORT), (7, SHORT), (8, LONG), (9, LONG)])
+@pytest.mark.parametrize(
+    ("matching", "kind"), [(1, "ngram_one"), (2, "ngram"), (7, "ngram"), (8, "ngram_long"), (9, "ngram_long")]
+)
 def test_the_kind_of_a_draft_is_the_length_of_its_match(matching: int, kind: str) -> None:
     prompt = list(range(20, 40))
     grown = sequence(prompt, slot=0, output=prompt[10 - matching : 10], max_tokens=900, max_model_len=1000)

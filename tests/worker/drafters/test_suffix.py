@@ -72,7 +72,7 @@ def test_the_second_answer_to_a_prompt_is_drafted() -> None:
     # The first token comes from the prompt; all others are drafted but each step's last one.
     assert sum(accepted(core).values()) >= 25
     # A whole match exists as soon as the prompt and the answer have its length.
-    assert set(accepted(core)) == {suffix.SHORT, suffix.LONG}
+    assert set(accepted(core)) == {suffix.MATCHES.several, suffix.MATCHES.whole}
 
 
 @pytest.mark.parametrize(

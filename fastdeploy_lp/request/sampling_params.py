@@ -21,6 +21,7 @@ from fastdeploy_lp.request.limits import (
     MAX_BAD_WORD_LISTS,
     MAX_BAD_WORD_TOKENS,
     MAX_BAD_WORDS,
+    MAX_CACHE_SALT,
     MAX_LOGPROBS,
     MAX_N,
     MAX_REPETITION_PENALTY,
@@ -313,6 +314,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         list[int] | str | None,
         Declared("text, or its token ids, that the output is likely to repeat; a source of draft tokens"),
     ] = None
+    cache_salt: Annotated[
+        str | None,
+        Declared("shares the prefix cache with requests that have the same text here, and with no others"),
+    ] = None
     output_kind: Annotated[
         RequestOutputKind,
         Declared("content of each output of an offline stream; over HTTP every piece has only what is new"),
@@ -347,6 +352,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         _check_kind("prediction", self.prediction, (str, list))
         if isinstance(self.prediction, list):
             _check_token_ids("prediction", self.prediction)
+        _check_salt(self.cache_salt)
         _check_kind("logits_processors", self.logits_processors, (dict, list))
         _check_list("logits_processors_shadow", self.logits_processors_shadow, "names")
         if self.logits_processors_trace is not None:
@@ -440,6 +446,11 @@ SamplingParams.__doc__ = (SamplingParams.__doc__ or "") + "\n    ".join(
 def _check_kind(name: str, value: object, kinds: type | tuple[type, ...]) -> None:
     if value is not None and not isinstance(value, kinds):
         raise ValueError(f"{name}: must be an object, not {type(value).__name__}")
+
+
+def _check_salt(value: object) -> None:
+    if value is not None and not (isinstance(value, str) and 1 <= len(value) <= MAX_CACHE_SALT):
+        raise ValueError(f"cache_salt: must be a text of 1 to {MAX_CACHE_SALT} characters")
 
 
 def _check_list(name: str, value: object, entries: str) -> None:

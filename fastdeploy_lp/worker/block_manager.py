@@ -17,7 +17,7 @@ from fastdeploy_lp.model_executor.block_copier import BlockCopier
 from fastdeploy_lp.worker.kv_events import BlockRemoved, BlockStored, KVEvent
 from fastdeploy_lp.worker.sequence import Sequence
 
-# Parent of a sequence's first block.
+# Parent of a sequence's first block, without a salt.
 ROOT = bytes(16)
 NULL_BLOCK = 0
 # A block is copied for at least one token in this many. Measured with 60 tensors of 6 KB: 0.07 ms by the compiled
@@ -29,6 +29,14 @@ def block_hash(parent: bytes, token_ids: AnySequence[int]) -> bytes:
     """Returns the 16-byte name of a full block of these tokens after the block `parent`; equal in all processes."""
     tokens = struct.pack(f"<{len(token_ids)}q", *token_ids)
     return hashlib.blake2b(parent + tokens, digest_size=len(ROOT)).digest()
+
+
+def root_of(sequence: Sequence) -> bytes:
+    """Returns the parent of a sequence's first block: no block is shared between sequences with different salts."""
+    salt = sequence.params.cache_salt
+    if salt is None:
+        return ROOT
+    return hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=len(ROOT)).digest()
 
 
 def published_hash(name: bytes) -> int:
@@ -95,10 +103,11 @@ class PrefixCache:
         parent: bytes,
         token_ids: AnySequence[int],
         client: str = "",
+        root: bytes = ROOT,
     ) -> None:
         """Makes consecutive blocks of a sequence known; a block whose tokens another block already holds stays private.
 
-        `parent` names the block before the first, ROOT if there is none; `token_ids` covers all the blocks.
+        `parent` names the block before the first, `root` if there is none; `token_ids` covers all the blocks.
         """
         new = [name not in self._block_of for name in hashes]
         for index in (index for index, is_new in enumerate(new) if is_new):
@@ -107,7 +116,7 @@ class PrefixCache:
             self._block_of[known.name], self._known[blocks[index]] = blocks[index], known
             insort(self._children.setdefault(known.place, []), (tokens, blocks[index]))
         if self._record_events:
-            self._record_stored(hashes, new, parent, token_ids)
+            self._record_stored(hashes, new, None if parent == root else parent, token_ids)
 
     def forget(self, block: int) -> None:
         """Removes a block whose memory is about to be reused."""
@@ -131,7 +140,7 @@ class PrefixCache:
         return events
 
     def _record_stored(
-        self, hashes: AnySequence[bytes], new: AnySequence[bool], parent: bytes, token_ids: AnySequence[int]
+        self, hashes: AnySequence[bytes], new: AnySequence[bool], parent: bytes | None, token_ids: AnySequence[int]
     ) -> None:
         """Records one event for each run of new blocks."""
         size = self._block_size
@@ -142,9 +151,10 @@ class PrefixCache:
             while end < len(hashes) and new[end]:
                 end += 1
             if end > start:
-                above = None if before[start] == ROOT else published_hash(before[start])
+                above = before[start]
                 names = [published_hash(name) for name in hashes[start:end]]
-                self._events.append(BlockStored(names, above, list(token_ids[start * size : end * size]), size))
+                parent_name = None if above is None else published_hash(above)
+                self._events.append(BlockStored(names, parent_name, list(token_ids[start * size : end * size]), size))
             start = end + 1
 
 
@@ -217,7 +227,7 @@ class BlockManager:
         if self._copy_block is None:
             return KnownPrefix(blocks)
         start = len(blocks) * size
-        parent = sequence.block_hashes[len(blocks) - 1] if blocks else ROOT
+        parent = sequence.block_hashes[len(blocks) - 1] if blocks else root_of(sequence)
         wanted = sequence.token_ids_between(start, min(start + size, usable))
         source, count = self._cache.find_part(parent, wanted, sequence.client)
         return KnownPrefix(blocks, source, count) if count * TOKENS_PER_COPIED >= size else KnownPrefix(blocks)
@@ -275,13 +285,14 @@ class BlockManager:
         if full <= known or self._cache is None:
             return
         self._hash_up_to(sequence, sequence.num_computed)
-        hashes = sequence.block_hashes
+        hashes, root = sequence.block_hashes, root_of(sequence)
         self._cache.store(
             sequence.block_table[known:full],
             hashes[known:full],
-            hashes[known - 1] if known else ROOT,
+            hashes[known - 1] if known else root,
             sequence.token_ids_between(known * self._block_size, full * self._block_size),
             sequence.client,
+            root,
         )
         sequence.num_known_blocks = full
 
@@ -345,7 +356,7 @@ class BlockManager:
     def _hash_up_to(self, sequence: Sequence, num_tokens: int) -> None:
         hashes, size = sequence.block_hashes, self._block_size
         for index in range(len(hashes), num_tokens // size):
-            parent = hashes[-1] if hashes else ROOT
+            parent = hashes[-1] if hashes else root_of(sequence)
             hashes.append(block_hash(parent, sequence.token_ids_between(index * size, (index + 1) * size)))
 
 

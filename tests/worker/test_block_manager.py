@@ -194,6 +194,24 @@ def test_a_block_is_only_shared_behind_the_same_beginning() -> None:
     assert len(blocks.find_prefix(of([1, 2, 3, 4, 5, 6, 7, 9, 1])).blocks) == 1
 
 
+def test_a_block_is_shared_with_the_same_salt_alone() -> None:
+    copies: list[tuple[int, int]] = []
+    blocks = manager(copy_block=lambda *copied: copies.append(copied), record_events=True)
+    tokens = list(range(10))
+    salted = sequence(tokens, max_model_len=1000, cache_salt="of one tenant")
+    assert admit(blocks, salted)
+    compute(blocks, salted)
+    for other in (of(tokens), sequence(tokens, max_model_len=1000, cache_salt="of another")):
+        found = blocks.find_prefix(other)
+        assert (found.blocks, found.num_copied) == ([], 0)
+    same = sequence([*tokens, 11], max_model_len=1000, cache_salt="of one tenant")
+    assert blocks.find_prefix(same).blocks == salted.block_table[:2]
+    assert copies == []
+    (stored,) = blocks.take_events()
+    assert isinstance(stored, BlockStored)
+    assert stored.parent_block_hash is None
+
+
 def test_output_is_found_by_the_next_turn_of_a_chat() -> None:
     blocks = manager()
     one = of([1, 2, 3])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import DecodeStream
 from typing_extensions import override
@@ -16,6 +18,8 @@ from fastdeploy_lp.checkpoint.files import read_json_object
 from fastdeploy_lp.engine.chat_template import ChatOptions, ChatTemplate, compiled
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.model_tokenizer import TokenBytes, read_tokenizer
+from fastdeploy_lp.request.limits import MAX_TOKENIZED_CHARACTERS
+from fastdeploy_lp.request.prompt_options import LEFT
 
 # Characters.
 SHORT_TEXT = 16_384
@@ -35,6 +39,18 @@ TOKENS_AT_A_CUT = 64
 
 class UnencodableTextError(ValueError):
     """The tokenizer fails on a text because of its file."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Number of tokens that are kept of a longer prompt, and the side that is cut off: "left" or "right"."""
+
+    most: int
+    side: str
+
+    def of(self, token_ids: list[int]) -> list[int]:
+        """Returns the tokens that are kept."""
+        return token_ids[-self.most :] if self.side == LEFT else token_ids[: self.most]
 
 
 class Tokenizer:
@@ -66,6 +82,18 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Returns the token ids of a text; raises UnencodableTextError if a damaged tokenizer fails on it."""
+        ids: list[int] = self._encoding(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def encode_cut(self, text: str, cut: Cut, *, add_special_tokens: bool = True) -> list[int]:
+        """Returns the same of a text that is cut, with its special tokens unless they alone are too many."""
+        found = self._encoding(text, add_special_tokens=False)
+        special = self._tokenizer.num_special_tokens_to_add(is_pair=False) if add_special_tokens else 0
+        found.truncate(max(cut.most - special, 0), direction=cut.side)
+        ids: list[int] = self._tokenizer.post_process(found, None, add_special_tokens).ids
+        return cut.of(ids)
+
+    def _encoding(self, text: str, *, add_special_tokens: bool) -> Encoding:
         try:
             if len(text) > SHORT_TEXT:
                 # Without token offsets, which take most of the time of a long text.
@@ -75,8 +103,7 @@ class Tokenizer:
         except BaseException as error:  # noqa: BLE001 - a panic of the library is no Exception
             _require_library_error(error)
             raise UnencodableTextError(f"this model's tokenizer cannot encode it: {error}") from None
-        ids: list[int] = found.ids
-        return ids
+        return found
 
     def encode_phrase(self, text: str) -> list[int]:
         """Returns the token ids of a phrase, without special tokens at its beginning and end."""
@@ -199,6 +226,11 @@ class TokenEnds:
 REASON = "this server has no tokenizer (--skip-tokenizer-init)"
 
 
+def id_as_text(token_id: int) -> str:
+    """Returns a token's id in the form that vLLM shows in place of its text."""
+    return f"token_id:{token_id}"
+
+
 class NoTokenizer(Tokenizer):
     """A tokenizer without text; `InputProcessor` refuses fields that need text, naming the field."""
 
@@ -223,7 +255,7 @@ class NoTokenizer(Tokenizer):
     @override
     def token_text(self, token_id: int) -> str:
         """Returns the id as text, so that entries of log probabilities are distinct."""
-        return f"token_id:{token_id}"
+        return id_as_text(token_id)
 
     @override
     def decode_stream(self, *, skip_special_tokens: bool = True) -> TokenDecoder:
@@ -250,13 +282,17 @@ def _no_bytes(_: int) -> bytes:
 
 
 class PromptText:
-    """Tokenizes texts for a context of `max_model_len` tokens; refuses texts that cannot fit as early as possible."""
+    """Tokenizes texts for a context of `max_model_len` tokens; refuses texts that cannot fit as early as possible.
+
+    most_whole: characters of a text that may have more tokens than the context, which is tokenized as a whole.
+    """
 
     def __init__(self, tokenizer: Tokenizer, max_model_len: int) -> None:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._most_characters = max_model_len * tokenizer.longest_token * NORMALIZATION
         self._piece = max(QUICK_TEXT, CHARACTERS_A_TOKEN * max_model_len)
+        self.most_whole = max(MAX_TOKENIZED_CHARACTERS, CHARACTERS_A_TOKEN * max_model_len)
 
     def tokens(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
         """Returns token ids; raises InvalidRequestError naming `param`, also for most texts that are too long."""
@@ -271,6 +307,16 @@ class PromptText:
         if len(text) > self._piece:
             self._require_few_tokens(text, param)
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def whole(self, text: str, param: str, *, add_special_tokens: bool, cut: Cut | None = None) -> list[int]:
+        """Returns token ids, cut if asked for, of a text that may be longer than the context; raises the same."""
+        if len(text) > self.most_whole:
+            reason = f"{len(text)} characters are too many; this server tokenizes {self.most_whole} of a request"
+            raise InvalidRequestError(param, reason)
+        require_unicode(text, param)
+        if cut is None:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return self._tokenizer.encode_cut(text, cut, add_special_tokens=add_special_tokens)
 
     def _require_few_tokens(self, text: str, param: str) -> None:
         """Counts tokens piece by piece: tokenizing a whole text takes 200 bytes of memory per token."""

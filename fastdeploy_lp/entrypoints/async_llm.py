@@ -24,6 +24,7 @@ from fastdeploy_lp.entrypoints.prompts import ChatKeywords, Conversation, Prompt
 from fastdeploy_lp.plugins.stat_logger import StatLoggerFactory
 from fastdeploy_lp.request.outputs import EmbeddingRequestOutput, PoolingRequestOutput, RequestOutput
 from fastdeploy_lp.request.pooling_params import PoolingParams
+from fastdeploy_lp.request.prompt_options import PromptOptions
 from fastdeploy_lp.request.sampling_params import RequestOutputKind, SamplingParams
 from fastdeploy_lp.startup.engine_args import EngineArgs
 
@@ -76,11 +77,14 @@ class AsyncLLM:
         prompt: PromptInput | Conversation,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
+        *,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Yields the answer to a prompt as it grows; `sampling_params.output_kind` selects the content of each output.
 
         prompt: a text, token ids, `{"prompt": …}`, `{"prompt_token_ids": …}`, or the messages of a chat.
         request_id: a name for `abort`; None generates one.
+        tokenization_kwargs: the fields of `PromptOptions`, as for `LLM.generate`.
 
         Leaving the iteration early aborts the request. Raises InvalidRequestError (a ValueError) for an invalid
         request, QueueFullError when `max_waiting_requests` already wait, RequestFailedError for a request that fails
@@ -88,7 +92,12 @@ class AsyncLLM:
         """
         inputs = (await self._started()).inputs
         chat = isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-        tokens = inputs.chat_prompt(prompt) if chat else read_prompt(inputs, prompt)  # type: ignore[arg-type]
+        options = PromptOptions.of(tokenization_kwargs, (sampling_params or SamplingParams()).max_tokens)
+        tokens = (
+            inputs.chat_prompt(prompt, None, options)  # type: ignore[arg-type]
+            if chat
+            else read_prompt(inputs, prompt, options=options)  # type: ignore[arg-type]
+        )
         async with aclosing(self._answer(tokens, sampling_params, request_id)) as outputs:
             async for output in outputs:
                 yield output
@@ -98,10 +107,13 @@ class AsyncLLM:
         messages: Conversation,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
+        *,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         **chat_options: Unpack[ChatKeywords],
     ) -> AsyncIterator[RequestOutput]:
         """Yields the answer to a conversation, as `generate` does; takes the options of `LLM.chat`."""
-        prompt = (await self._started()).inputs.chat_prompt(messages, ChatOptions(**chat_options))
+        options = PromptOptions.of(tokenization_kwargs, (sampling_params or SamplingParams()).max_tokens)
+        prompt = (await self._started()).inputs.chat_prompt(messages, ChatOptions(**chat_options), options)
         async with aclosing(self._answer(prompt, sampling_params, request_id)) as outputs:
             async for output in outputs:
                 yield output
@@ -111,9 +123,12 @@ class AsyncLLM:
         prompt: str | Sequence[int],
         pooling_params: PoolingParams | None = None,
         request_id: str | None = None,
+        *,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> EmbeddingRequestOutput:
         """Returns the embedding of a text or token-id prompt; cancellation aborts it. Raises as `generate` does."""
-        tokens = (await self._started()).inputs.pooling_prompt(prompt)
+        options = PromptOptions.of(tokenization_kwargs)
+        tokens = (await self._started()).inputs.pooling_prompt(prompt, options=options)
         params = pooling_params or PoolingParams()
         require_one_vector(params)
         return EmbeddingRequestOutput.of(await self._pool(tokens, params, request_id))
@@ -123,6 +138,8 @@ class AsyncLLM:
         prompt: PromptInput | Mapping[str, Any],
         pooling_params: PoolingParams | None = None,
         request_id: str | None = None,
+        *,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> PoolingRequestOutput[Any]:
         """Returns a prompt's pooled hidden states, or the IO processor's answer to `{"data": …}`; see `LLM.encode`.
 
@@ -130,9 +147,9 @@ class AsyncLLM:
         """
         inputs = (await self._started()).inputs
         if isinstance(prompt, Mapping) and DATA in prompt:
-            processing = data_processing(inputs, self._setup.io_processor, prompt)
+            processing = data_processing(inputs, self._setup.io_processor, prompt, tokenization_kwargs)
             return await self._process(processing, prompt[DATA], pooling_params, request_id)
-        tokens = read_prompt(inputs, prompt, pooled=True)
+        tokens = read_prompt(inputs, prompt, options=PromptOptions.of(tokenization_kwargs), pooled=True)
         return await self._pool(tokens, pooling_params or PoolingParams(), request_id)
 
     def abort(self, request_id: str) -> None:

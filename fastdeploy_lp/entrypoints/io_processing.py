@@ -138,9 +138,14 @@ class IOProcessing:
 
 
 def data_processing(
-    inputs: InputProcessor, io_processor: NamedIOProcessor | None, given: Mapping[str, Any]
+    inputs: InputProcessor,
+    io_processor: NamedIOProcessor | None,
+    given: Mapping[str, Any],
+    tokenization_kwargs: Mapping[str, Any] | None,
 ) -> IOProcessing:
-    """Returns an `IOProcessing`; raises InvalidRequestError for keys besides `data`, or without an IO processor."""
+    """Returns an `IOProcessing`; raises InvalidRequestError for anything besides `data`, or without an IO processor."""
+    if tokenization_kwargs:
+        raise InvalidRequestError("tokenization_kwargs", f"is not allowed together with {DATA}")
     unknown = sorted(map(str, given.keys() - {DATA}))
     if unknown:
         raise InvalidRequestError(unknown[0], f"is not allowed together with {DATA}")

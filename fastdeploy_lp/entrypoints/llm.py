@@ -33,6 +33,7 @@ from fastdeploy_lp.entrypoints.prompts import ChatKeywords, Conversation, Prompt
 from fastdeploy_lp.plugins.stat_logger import StatLoggerFactory
 from fastdeploy_lp.request.outputs import CompletionOutput, EmbeddingRequestOutput, PoolingRequestOutput, RequestOutput
 from fastdeploy_lp.request.pooling_params import PoolingParams
+from fastdeploy_lp.request.prompt_options import PromptOptions
 from fastdeploy_lp.request.sampling_params import RequestOutputKind, SamplingParams
 
 Result = TypeVar("Result")
@@ -97,6 +98,7 @@ class LLM:
         stream: Literal[False] = False,
         use_tqdm: Progress = True,
         raise_on_error: bool = True,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         **chat_options: Unpack[ChatKeywords],
     ) -> list[RequestOutput]: ...
 
@@ -109,6 +111,7 @@ class LLM:
         stream: Literal[True],
         use_tqdm: Progress = True,
         raise_on_error: bool = True,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         **chat_options: Unpack[ChatKeywords],
     ) -> Iterator[RequestOutput]: ...
 
@@ -120,6 +123,7 @@ class LLM:
         stream: bool = False,
         use_tqdm: Progress = True,
         raise_on_error: bool = True,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         **chat_options: Unpack[ChatKeywords],
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
         """Answers one conversation (a list of messages) or many (a list of such lists), as `generate` does.
@@ -131,8 +135,12 @@ class LLM:
         """
         conversations: Sequence[Any] = [messages] if messages and isinstance(messages[0], Mapping) else messages
         options = ChatOptions(**chat_options)
-        prompts = [self._engine.inputs.chat_prompt(conversation, options) for conversation in conversations]
-        return self._run(prompts, sampling_params, stream, use_tqdm, raise_on_error)
+        params = _one_a_prompt("sampling_params", sampling_params, SamplingParams(), len(conversations))
+        prompts = [
+            self._engine.inputs.chat_prompt(each, options, PromptOptions.of(tokenization_kwargs, own.max_tokens))
+            for each, own in zip(conversations, params, strict=True)
+        ]
+        return self._run(prompts, params, stream, use_tqdm, raise_on_error)
 
     @overload
     def generate(
@@ -143,6 +151,7 @@ class LLM:
         stream: Literal[False] = False,
         use_tqdm: Progress = True,
         raise_on_error: bool = True,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]: ...
 
     @overload
@@ -154,6 +163,7 @@ class LLM:
         stream: Literal[True],
         use_tqdm: Progress = True,
         raise_on_error: bool = True,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator[RequestOutput]: ...
 
     def generate(
@@ -164,6 +174,7 @@ class LLM:
         stream: bool = False,
         use_tqdm: Progress = True,
         raise_on_error: bool = True,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
         """Continues one prompt or many, each a text, token ids, `{"prompt": …}` or `{"prompt_token_ids": …}`.
 
@@ -175,12 +186,18 @@ class LLM:
         raise_on_error: handling of a request that fails. True ends all requests of the call with its exception
             (RequestFailedError, ProcessorUnavailableError, EngineDeadError). False returns an output with `error_msg`
             and `error_code` for it, and completes the others.
+        tokenization_kwargs: the fields of `PromptOptions`, such as `{"truncate_prompt_tokens": 512}`.
 
         Raises InvalidRequestError (a ValueError) that names the field, before any request runs, and RuntimeError after
         `shutdown`.
         """
-        found = [read_prompt(self._engine.inputs, prompt, path) for path, prompt in listed(prompts)]
-        return self._run(found, sampling_params, stream, use_tqdm, raise_on_error)
+        given = listed(prompts)
+        params = _one_a_prompt("sampling_params", sampling_params, SamplingParams(), len(given))
+        found = [
+            read_prompt(self._engine.inputs, prompt, path, PromptOptions.of(tokenization_kwargs, own.max_tokens))
+            for (path, prompt), own in zip(given, params, strict=True)
+        ]
+        return self._run(found, params, stream, use_tqdm, raise_on_error)
 
     def embed(
         self,
@@ -188,6 +205,7 @@ class LLM:
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         use_tqdm: Progress = True,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """Returns the embeddings of one prompt or many, each text or token ids, in order.
 
@@ -197,7 +215,8 @@ class LLM:
         single, inputs = _is_single(prompts), self._engine.inputs
         many: Sequence[Any] = [prompts] if single else prompts
         paths = ["prompts"] if single else [f"prompts.{index}" for index in range(len(many))]
-        tokens = [inputs.pooling_prompt(prompt, path) for prompt, path in zip(many, paths, strict=True)]
+        options = PromptOptions.of(tokenization_kwargs)
+        tokens = [inputs.pooling_prompt(prompt, path, options) for prompt, path in zip(many, paths, strict=True)]
         requests = self._pooling_requests(tokens, pooling_params)
         for request in requests:
             if request.settled.pooling is not None:
@@ -210,6 +229,7 @@ class LLM:
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         use_tqdm: Progress = True,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PoolingRequestOutput[Any]]:
         """Returns the pooled hidden states of prompts, in order: one vector, or one per token (`PoolingParams.task`).
 
@@ -222,10 +242,10 @@ class LLM:
         if isinstance(prompts, Mapping) and DATA in prompts:
             if isinstance(pooling_params, Sequence):
                 raise ValueError(f"pooling_params: give one for {DATA}, not a list")
-            processing = data_processing(self._engine.inputs, self._io_processor, prompts)
+            processing = data_processing(self._engine.inputs, self._io_processor, prompts, tokenization_kwargs)
             return [self._loop.run(self._process, processing, prompts[DATA], pooling_params)]
-        inputs = self._engine.inputs
-        found = [read_prompt(inputs, prompt, path, pooled=True) for path, prompt in listed(prompts)]
+        inputs, options = self._engine.inputs, PromptOptions.of(tokenization_kwargs)
+        found = [read_prompt(inputs, prompt, path, options, pooled=True) for path, prompt in listed(prompts)]
         return self._pool(self._pooling_requests(found, pooling_params), use_tqdm, "encoding")
 
     def shutdown(self) -> None:
@@ -255,12 +275,11 @@ class LLM:
     def _run(
         self,
         prompts: Sequence[Prompt],
-        sampling_params: Params | None,
+        params: Sequence[SamplingParams],
         stream: bool,
         use_tqdm: Progress,
         raise_on_error: bool,
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
-        params = _one_a_prompt("sampling_params", sampling_params, SamplingParams(), len(prompts))
         # Settles all requests before sending the first, so that an invalid one does not leave others running.
         settled = self._loop.run(self._settle_all, prompts, params)
         requests = [

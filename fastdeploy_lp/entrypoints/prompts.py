@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias, TypedDict
 
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.prepare.input_processor import InputProcessor, Prompt
+from fastdeploy_lp.request.prompt_options import PLAIN, PromptOptions
 
 # A text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, as in upstream and vLLM.
 PromptInput: TypeAlias = str | Sequence[int] | Mapping[str, Any]
@@ -38,13 +40,20 @@ def listed(prompts: PromptInput | Sequence[PromptInput]) -> list[tuple[str, Prom
     return [(f"{TEXT}.{index}", prompt) for index, prompt in enumerate(prompts)]  # type: ignore[misc]
 
 
-def read_prompt(inputs: InputProcessor, prompt: PromptInput, path: str = TEXT, *, pooled: bool = False) -> Prompt:
+def read_prompt(
+    inputs: InputProcessor,
+    prompt: PromptInput,
+    path: str = TEXT,
+    options: PromptOptions = PLAIN,
+    *,
+    pooled: bool = False,
+) -> Prompt:
     """Returns the prompt with its token ids; raises InvalidRequestError (a ValueError) that names `path`.
 
     A dict may hold both: the model continues the token ids, and the output shows the text. A `pooled` prompt may fill
     the context.
     """
-    read = inputs.pooling_prompt if pooled else inputs.prompt
+    read = partial(inputs.pooling_prompt if pooled else inputs.prompt, options=options)
     if not isinstance(prompt, Mapping):
         return _read_plain(read, prompt, path)
     given = {key: value for key, value in prompt.items() if value is not None}

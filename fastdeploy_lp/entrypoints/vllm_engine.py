@@ -64,10 +64,10 @@ class AsyncLLM(async_llm.AsyncLLM):
         super().__init__(model, **({"vllm_compat": True} | options))
 
     async def generate(
-        self, prompt: Any, sampling_params: Any = None, request_id: str | None = None
+        self, prompt: Any, sampling_params: Any = None, request_id: str | None = None, **options: Any
     ) -> AsyncIterator[outputs.RequestOutput]:
         """Generates as this server's `AsyncLLM.generate` does, with vLLM's default parameters."""
-        answer = super().generate(prompt, sampling_params or default_params(), request_id)
+        answer = super().generate(prompt, sampling_params or default_params(), request_id, **options)
         async with aclosing(answer) as grown:  # type: ignore[type-var]
             async for output in grown:
                 yield RequestOutput.of(output)

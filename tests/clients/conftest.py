@@ -13,7 +13,12 @@ from support.clients.python_client import PythonAsker
 from support.server import TESTS, ServerProcess
 from support.tiny import write_tiny_checkpoint
 
-PROCESSORS = ["LogitBiasLogitsProcessor", "support.forced:ForcesTokens", "support.served_faults:RaisesOnBoom"]
+PROCESSORS = [
+    "LogitBiasLogitsProcessor",
+    "support.forced:ForcesTokens",
+    "ThinkingBudgetLogitsProcessor",
+    "support.served_faults:RaisesOnBoom",
+]
 OPTIONS = [
     *("--served-model-name", MODEL_NAME, "--api-key", "another-key", "--max-body-size", str(MAX_BODY_SIZE)),
     # Programs call operators' routes, too.

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
 
-from fastdeploy_lp.engine.tokenizer import SHORT_TEXT, Tokenizer
+from fastdeploy_lp.engine.tokenizer import SHORT_TEXT, Cut, Tokenizer
 
 # Llama 2's way: a byte that no piece has is a token of its own.
 VOCAB = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "b", "▁c", "▁"]
@@ -39,6 +39,40 @@ def test_limits_of_length_in_the_file_do_not_apply(tmp_path: Path) -> None:
     tokenizer = Tokenizer(tmp_path)
     for count in (1, 9, SHORT_TEXT):
         assert tokenizer.encode("a " * count) == [0] * count
+
+
+@pytest.fixture(scope="module")
+def framed(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Words 2 to 11, between a token 0 and a token 1 if special tokens are added."""
+    vocabulary = {"<s>": 0, "</s>": 1, **{f"w{number}": number for number in range(2, 12)}}
+    made = FastTokenizer(models.WordLevel(vocabulary, unk_token="<s>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.post_processor = processors.TemplateProcessing("<s> $A </s>", None, [("<s>", 0), ("</s>", 1)])
+    folder = tmp_path_factory.mktemp("framed")
+    made.save(str(folder / "tokenizer.json"))
+    return Tokenizer(folder)
+
+
+@given(st.lists(st.integers(2, 11), max_size=9), st.integers(3, 14), st.booleans(), st.sampled_from(["left", "right"]))
+def test_a_cut_text_keeps_its_special_tokens(
+    framed: Tokenizer, words: list[int], most: int, special: bool, side: str
+) -> None:
+    text, room = " ".join(f"w{word}" for word in words), most - 2 * special
+    kept = words[max(len(words) - room, 0) :] if side == "left" else words[:room]
+    expected = [0, *kept, 1] if special else kept
+    assert framed.encode_cut(text, Cut(most, side), add_special_tokens=special) == expected
+
+
+def test_a_long_text_is_cut_too(framed: Tokenizer) -> None:
+    text = f"w3 {'w2 ' * SHORT_TEXT} w4"
+    assert framed.encode_cut(text, Cut(4, "left")) == [0, 2, 4, 1]
+    assert framed.encode_cut(text, Cut(4, "right")) == [0, 3, 2, 1]
+
+
+def test_a_cut_shorter_than_the_special_tokens_is_kept(framed: Tokenizer) -> None:
+    assert framed.encode_cut("w2 w3", Cut(1, "left")) == [1]
+    assert framed.encode_cut("w2 w3", Cut(1, "right")) == [0]
+    assert framed.encode_cut("w2 w3", Cut(2, "left")) == [0, 1]
 
 
 def pushed(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:

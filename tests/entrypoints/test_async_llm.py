@@ -201,6 +201,34 @@ def test_a_prompt_may_be_a_dict(engine: Engine, form: str) -> None:
         engine.run(answer(engine.llm, {"text": "Hi"}))
 
 
+def test_a_prompt_is_cut_offline_as_over_http(engine: Engine, llm: LLM) -> None:
+    prompt, last, filling = list(range(3, 40)), {"truncate_prompt_tokens": 4}, {"truncate_prompt_tokens": -1}
+    first = last | {"truncation_side": "right"}
+
+    async def asked(kwargs: Mapping[str, Any]) -> list[int]:
+        outputs = [output async for output in engine.llm.generate(prompt, PLAIN, tokenization_kwargs=kwargs)]
+        return outputs[-1].prompt_token_ids
+
+    for kwargs, kept in ((last, prompt[-4:]), (first, prompt[:4]), (filling, prompt)):
+        assert engine.run(asked(kwargs)) == kept
+        (output,) = llm.generate(prompt, PLAIN, use_tqdm=False, tokenization_kwargs=kwargs)
+        assert output.prompt_token_ids == kept
+    context = llm._engine.fd_config.model_config.max_model_len
+    longer = prompt * (context // len(prompt) + 1)
+    (output,) = llm.generate(longer, PLAIN, use_tqdm=False, tokenization_kwargs=filling)
+    assert output.prompt_token_ids == longer[TOKENS - context :]
+    (chat,) = llm.chat(HELLO, PLAIN, use_tqdm=False)
+    (cut,) = llm.chat(HELLO, PLAIN, use_tqdm=False, tokenization_kwargs=last)
+    assert cut.prompt_token_ids == chat.prompt_token_ids[-4:]
+
+
+def test_an_unknown_tokenization_keyword_is_refused(engine: Engine, llm: LLM) -> None:
+    with pytest.raises(ValueError, match=r"tokenization_kwargs\.max_length: is unknown"):
+        llm.generate("the dog", PLAIN, tokenization_kwargs={"max_length": 4})
+    with pytest.raises(ValueError, match="truncate_prompt_tokens: must be at least 1"):
+        engine.run(anext(engine.llm.chat(HELLO, PLAIN, tokenization_kwargs={"truncate_prompt_tokens": 0})))
+
+
 def test_a_chat_takes_what_templates_take(engine: Engine) -> None:
     async def prompt() -> str | None:
         template = "{{ greeting }} {{ messages[0].content }}"

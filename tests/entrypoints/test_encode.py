@@ -43,6 +43,17 @@ def test_one_vector_is_what_embed_gives(pooling_llm: LLM) -> None:
             np.testing.assert_array_equal(output.outputs.data, expected.outputs.data)
 
 
+def test_a_cut_prompt_is_pooled_as_its_first_tokens(pooling_llm: LLM) -> None:
+    ids, cut = encode(pooling_llm, PROMPTS[1])[0].prompt_token_ids, {"truncate_prompt_tokens": 2}
+    (expected,) = encode(pooling_llm, ids[:2])
+    (encoded,) = pooling_llm.encode(PROMPTS[1], use_tqdm=False, tokenization_kwargs=cut)
+    (embedded,) = pooling_llm.embed(PROMPTS[1], use_tqdm=False, tokenization_kwargs=cut)
+    assert encoded.prompt_token_ids == ids[:2]
+    assert encoded.outputs.data.tolist() == expected.outputs.data.tolist() == embedded.outputs.embedding
+    with pytest.raises(ValueError, match="tokenization_kwargs: is not allowed together with data"):
+        pooling_llm.encode({"data": {}}, tokenization_kwargs=cut)
+
+
 def test_the_vectors_of_tokens_come_to_the_vector_of_the_prompt(pooling_llm: LLM) -> None:
     last = PoolingParams(pooling="last", normalize=False)
     for each, tokens in zip(PROMPTS, encode(pooling_llm, PROMPTS, TOKENS), strict=True):

@@ -14,7 +14,7 @@ from fastdeploy_lp.config import DEFAULT_MAX_TRACE_TOKENS, ModelConfig
 from fastdeploy_lp.engine.chat_template import ChatOptions, for_template
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.tokenizer import REASON as NO_TOKENIZER
-from fastdeploy_lp.engine.tokenizer import TOO_LONG, PromptText, Tokenizer, UnencodableTextError, require_unicode
+from fastdeploy_lp.engine.tokenizer import TOO_LONG, Cut, PromptText, Tokenizer, UnencodableTextError, require_unicode
 from fastdeploy_lp.guided_decoding.grammar import Grammar, grammar_of
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, Selection
 from fastdeploy_lp.logits_processor.arguments.request import NOTHING_IMPOSED, Imposed
@@ -22,6 +22,7 @@ from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
 from fastdeploy_lp.request.limits import MAX_BAD_WORD_LISTS, MAX_CARRIED_VALUES
 from fastdeploy_lp.request.phase import NO_PARTS, Parts, PhaseError, phase_of
 from fastdeploy_lp.request.pooling_params import TOKEN_EMBED, PoolingParams
+from fastdeploy_lp.request.prompt_options import LEFT, PLAIN, RIGHT, WHOLE_CONTEXT, PromptOptions
 from fastdeploy_lp.request.sampling_params import MAX_SEED, SamplingParams, SettledParams
 from fastdeploy_lp.request.trace import TraceParams
 
@@ -42,7 +43,7 @@ ARGUMENTS = ("logit_bias", "logits_processors_args", "extra_args", "logits_proce
 
 @dataclass(frozen=True)
 class Prompt:
-    """A tokenized prompt; `text` is None for a prompt sent as token ids. `is_chat`: the output is a chat's message."""
+    """A tokenized prompt. text: None for one sent as token ids, or cut. is_chat: the output is a chat's message."""
 
     token_ids: list[int]
     text: str | None
@@ -110,11 +111,16 @@ class InputProcessor:
         self._parts = parts
 
     def chat_prompt(
-        self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None, *, room_for_output: int = 1
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: ChatOptions | None = None,
+        tokens: PromptOptions = PLAIN,
+        *,
+        room_for_output: int = 1,
     ) -> Prompt:
         """Renders a conversation with the model's chat template, or with the template and variables of `options`.
 
-        The context must hold `room_for_output` more tokens.
+        room_for_output: tokens of the context for the output, 0 for a prompt that is pooled.
         """
         self.require_text("messages")
         if not messages:
@@ -122,24 +128,34 @@ class InputProcessor:
         if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
             raise InvalidRequestError("messages", "must be a list of messages, each an object with role and content")
         rendered = self._tokenizer.render_chat(for_template(messages), options)
-        return self.rendered_prompt(rendered, room_for_output=room_for_output)
+        return self.rendered_prompt(rendered, tokens, room_for_output=room_for_output)
 
-    def rendered_prompt(self, rendered: str, *, room_for_output: int = 1) -> Prompt:
+    def rendered_prompt(self, rendered: str, options: PromptOptions = PLAIN, *, room_for_output: int = 1) -> Prompt:
         """Tokenizes a rendered conversation."""
-        # The template writes the special tokens itself.
-        tokens = self._encoded(rendered, "messages", add_special_tokens=False)
-        checked = self._checked(tokens, rendered, "messages", room_for_output=room_for_output)
-        return replace(checked, is_chat=True)
+        found = self._of_text(rendered, "messages", options, room_for_output, add_special_tokens=False)
+        return replace(found, is_chat=True)
 
-    def prompt(self, prompt: str | Sequence[int], param: str = "prompt") -> Prompt:
+    def prompt(
+        self,
+        prompt: str | Sequence[int],
+        param: str = "prompt",
+        options: PromptOptions = PLAIN,
+        *,
+        room_for_output: int = 1,
+    ) -> Prompt:
         """Tokenizes a text prompt or checks a token-id prompt; `param`: its name in errors."""
-        return self._checked(*self._tokenized(prompt, param, 1), param)
+        if not isinstance(prompt, str):
+            return self._of_tokens(list(prompt), param, options, room_for_output)
+        self.require_text(param)
+        return self._of_text(prompt, param, options, room_for_output, add_special_tokens=True)
 
-    def pooling_prompt(self, prompt: str | Sequence[int], param: str = "prompt") -> Prompt:
+    def pooling_prompt(
+        self, prompt: str | Sequence[int], param: str = "prompt", options: PromptOptions = PLAIN
+    ) -> Prompt:
         """The same for a pooling prompt: it may fill the context; special tokens do not make an empty one valid."""
         if not prompt:
             raise InvalidRequestError(param, "the prompt is empty")
-        return self._checked(*self._tokenized(prompt, param, 0), param, room_for_output=0)
+        return self.prompt(prompt, param, options, room_for_output=0)
 
     @property
     def handles_text(self) -> bool:
@@ -307,18 +323,40 @@ class InputProcessor:
         for index, _ in enumerate(params.bad_words or []):
             self.require_text(f"bad_words.{index}")
 
-    def _tokenized(self, prompt: str | Sequence[int], param: str, room_for_output: int) -> tuple[list[int], str | None]:
-        if isinstance(prompt, str):
-            self.require_text(param)
-            return self._encoded(prompt, param), prompt
-        tokens = list(prompt)
-        self._require_fit(len(tokens), param, room_for_output)
-        self.require_tokens(param, tokens)
-        return tokens, None
+    def _of_text(
+        self, text: str, param: str, options: PromptOptions, room_for_output: int, *, add_special_tokens: bool
+    ) -> Prompt:
+        """Returns the prompt of a text; `add_special_tokens` is the default of the option."""
+        special = add_special_tokens if options.add_special_tokens is None else options.add_special_tokens
+        cut = self._cut(options, room_for_output)
+        ids = self._encoded(text, param, add_special_tokens=special, cut=cut)
+        return self._checked(ids, text if cut is None or len(ids) < cut.most else None, param, room_for_output)
 
-    def _encoded(self, text: str, param: str, *, add_special_tokens: bool = True) -> list[int]:
+    def _of_tokens(self, tokens: list[int], param: str, options: PromptOptions, room_for_output: int) -> Prompt:
+        cut = self._cut(options, room_for_output)
+        if cut is None:
+            # Before all of them are checked.
+            self._require_fit(len(tokens), param, room_for_output)
+        self.require_tokens(param, tokens)
+        return self._checked(tokens if cut is None else cut.of(tokens), None, param, room_for_output)
+
+    def _cut(self, options: PromptOptions, room_for_output: int) -> Cut | None:
+        most, context = options.truncate_prompt_tokens, self._config.max_model_len
+        if most is None:
+            return None
+        if most > context:
+            reason = f"{most} is too many: the context holds {context} tokens"
+            raise InvalidRequestError("truncate_prompt_tokens", reason)
+        if most == WHOLE_CONTEXT:
+            most = max(context - max(room_for_output, options.max_tokens or 0), 1)
+        return Cut(most, options.truncation_side or (LEFT if room_for_output else RIGHT))
+
+    def _encoded(self, text: str, param: str, *, add_special_tokens: bool = True, cut: Cut | None = None) -> list[int]:
         try:
-            ids = self._prompt_text.tokens(text, param, add_special_tokens=add_special_tokens)
+            if cut is None:
+                ids = self._prompt_text.tokens(text, param, add_special_tokens=add_special_tokens)
+            else:
+                ids = self._prompt_text.whole(text, param, add_special_tokens=add_special_tokens, cut=cut)
         except UnencodableTextError as error:
             raise InvalidRequestError(param, str(error)) from None
         # Some tokenizers have tokens that their model does not know.
@@ -326,7 +364,7 @@ class InputProcessor:
             self._check_token_id(param, max(ids))
         return ids
 
-    def _checked(self, token_ids: list[int], text: str | None, param: str, *, room_for_output: int = 1) -> Prompt:
+    def _checked(self, token_ids: list[int], text: str | None, param: str, room_for_output: int) -> Prompt:
         if not token_ids:
             raise InvalidRequestError(param, "the prompt is empty")
         self._require_fit(len(token_ids), param, room_for_output)

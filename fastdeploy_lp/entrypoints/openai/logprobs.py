@@ -8,15 +8,15 @@ from dataclasses import replace
 import msgspec
 from pydantic import BaseModel
 
-from fastdeploy_lp.engine.tokenizer import Tokenizer
+from fastdeploy_lp.engine.tokenizer import Tokenizer, id_as_text
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, Pieces, array, encoded
 from fastdeploy_lp.request.outputs import Logprob
 
 # JSON has no infinity; vLLM's value for a token that cannot occur.
 LEAST_LOGPROB = -9999.0
 
-Positions = Sequence[dict[int, Logprob]]
 Position = dict[int, Logprob] | None
+Positions = Iterable[dict[int, Logprob]]
 
 
 class TopLogprob(BaseModel):
@@ -72,20 +72,29 @@ class PromptLogprob(BaseModel):
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
+def shown(positions: Positions, *, by_id: bool | None) -> Positions:
+    """Returns the positions; with `by_id`, each token has its id in place of its text."""
+    return map(with_ids, positions) if by_id else positions
+
+
+def with_ids(position: dict[int, Logprob]) -> dict[int, Logprob]:
+    """Returns a position with each token's id in place of its text."""
+    return {token: replace(each, decoded_token=id_as_text(token)) for token, each in position.items()}
+
+
 def chat_logprobs(positions: Positions, count: int, tokenizer: Tokenizer) -> ChatLogprobs:
     """Returns the `count` most likely tokens at each position."""
     return ChatLogprobs(content=[_content_logprob(position, count, tokenizer) for position in positions])
 
 
-def completion_logprobs(positions: Positions | None, text_offsets: Sequence[int]) -> CompletionLogprobs | None:
-    """Returns all requested tokens and the chosen one at each position; None if logprobs were not requested."""
-    if positions is None:
-        return None
-    chosen = [next(iter(position.values())) for position in positions]
+def completion_logprobs(positions: Positions, text_offsets: Sequence[int]) -> CompletionLogprobs:
+    """Returns all requested tokens and the chosen one at each position."""
+    listed = list(positions)
+    chosen = [next(iter(position.values())) for position in listed]
     return CompletionLogprobs(
         tokens=[logprob.decoded_token for logprob in chosen],
         token_logprobs=[_finite(logprob.logprob) for logprob in chosen],
-        top_logprobs=[_by_text(position) for position in positions],
+        top_logprobs=[_by_text(position) for position in listed],
         text_offset=list(text_offsets),
     )
 

@@ -15,6 +15,8 @@ from fastdeploy_lp.engine.prepare.input_processor import InputProcessor, Prompt
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.logits_processor import RequestArgsValidator, Selection, load_processors
 from fastdeploy_lp.messages import AddRequest, ToWorker, decoder, encode
+from fastdeploy_lp.request.limits import MAX_TOKENIZED_CHARACTERS
+from fastdeploy_lp.request.prompt_options import PromptOptions
 from fastdeploy_lp.request.sampling_params import MAX_N, MAX_SEED, SamplingParams
 
 MAX_MODEL_LEN = 50
@@ -98,6 +100,57 @@ def test_a_chat_that_leaves_no_room_for_output_names_the_messages(inputs: InputP
 def test_the_longest_prompt_leaves_room_for_one_token(inputs: InputProcessor) -> None:
     prompt = inputs.prompt([1] * (MAX_MODEL_LEN - 1))
     assert inputs.settle(SamplingParams(), prompt).params.max_tokens == 1
+
+
+COUNTED = list(range(1, 2 * MAX_MODEL_LEN))
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        (PromptOptions(truncate_prompt_tokens=3), COUNTED[-3:]),
+        (PromptOptions(truncate_prompt_tokens=3, truncation_side="right"), COUNTED[:3]),
+        (PromptOptions(truncate_prompt_tokens=-1), COUNTED[-MAX_MODEL_LEN + 1 :]),
+        (PromptOptions(truncate_prompt_tokens=-1, max_tokens=20), COUNTED[-MAX_MODEL_LEN + 20 :]),
+        (PromptOptions(truncate_prompt_tokens=-1, max_tokens=MAX_MODEL_LEN), COUNTED[-1:]),
+    ],
+)
+def test_a_prompt_is_cut_to_the_number_of_tokens_that_the_request_names(
+    inputs: InputProcessor, options: PromptOptions, kept: list[int]
+) -> None:
+    assert inputs.prompt(COUNTED, options=options) == Prompt(kept, None)
+
+
+def test_a_cut_text_has_the_tokens_of_the_whole_one(inputs: InputProcessor, tokenizer: Tokenizer) -> None:
+    text = "one two three four " * MAX_MODEL_LEN
+    cut = PromptOptions(truncate_prompt_tokens=7)
+    assert inputs.prompt(text, options=cut) == Prompt(tokenizer.encode(text)[-7:], None)
+    assert inputs.prompt("one two", options=cut) == inputs.prompt("one two")
+    messages = [{"role": "user", "content": text}]
+    chat = inputs.chat_prompt(messages, None, cut)
+    assert chat == Prompt(tokenizer.encode(tokenizer.render_chat(messages), add_special_tokens=False)[-7:], None, True)
+
+
+def test_a_pooled_prompt_keeps_its_first_tokens_and_may_fill_the_context(inputs: InputProcessor) -> None:
+    cut = PromptOptions(truncate_prompt_tokens=3)
+    assert inputs.pooling_prompt(COUNTED, options=cut).token_ids == COUNTED[:3]
+    whole = PromptOptions(truncate_prompt_tokens=-1)
+    assert inputs.pooling_prompt(COUNTED, options=whole).token_ids == COUNTED[:MAX_MODEL_LEN]
+
+
+def test_tokens_that_are_cut_off_are_checked_too(inputs: InputProcessor) -> None:
+    with pytest.raises(InvalidRequestError, match=r"prompt\.1: -5 is no token id"):
+        inputs.prompt([1, -5, 2, 3], options=PromptOptions(truncate_prompt_tokens=1))
+
+
+def test_a_text_to_cut_is_bounded_as_a_whole(inputs: InputProcessor) -> None:
+    with pytest.raises(InvalidRequestError, match="characters are too many"):
+        inputs.prompt("a " * MAX_TOKENIZED_CHARACTERS, options=PromptOptions(truncate_prompt_tokens=1))
+
+
+def test_more_tokens_than_the_context_holds_are_refused(inputs: InputProcessor) -> None:
+    with pytest.raises(InvalidRequestError, match=f"truncate_prompt_tokens: 51 is too many.* {MAX_MODEL_LEN} tokens"):
+        inputs.prompt("one", options=PromptOptions(truncate_prompt_tokens=MAX_MODEL_LEN + 1))
 
 
 @pytest.mark.parametrize("text", ["\ud800", "half \udfff of a pair"])

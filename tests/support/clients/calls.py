@@ -65,7 +65,8 @@ def lists_the_model(content: Any) -> None:
 
 
 def lists_the_chain(content: Any) -> None:
-    assert [each["name"] for each in content["data"]] == ["LogitBiasLogitsProcessor", "ForcesTokens", "RaisesOnBoom"]
+    names = ["LogitBiasLogitsProcessor", "ForcesTokens", "ThinkingBudgetLogitsProcessor", "RaisesOnBoom"]
+    assert [each["name"] for each in content["data"]] == names
 
 
 def is_metrics(content: Any) -> None:
@@ -154,6 +155,9 @@ CALLS = [
             "normalize": False,
             "user": "somebody",
             "request_id": "pooled-by-a-client",
+            "truncate_prompt_tokens": 1000,
+            "truncation_side": "left",
+            "add_special_tokens": True,
             "timeout": 120,
         },
     ),
@@ -177,6 +181,9 @@ CALLS = [
             "pooling": "last",
             "user": "somebody",
             "request_id": "by-a-client",
+            "truncate_prompt_tokens": 1000,
+            "truncation_side": "left",
+            "add_special_tokens": True,
             "timeout": 120,
         },
     ),
@@ -192,6 +199,9 @@ CALLS = [
             "pooling": "last",
             "user": "somebody",
             "request_id": "by-a-client",
+            "truncate_prompt_tokens": 1000,
+            "truncation_side": "left",
+            "add_special_tokens": True,
             "timeout": 120,
         },
     ),
@@ -263,6 +273,10 @@ EMBEDDING_CASES = [
     EmbeddingCase("encoding_format", {"encoding_format": "float"}, same_vectors),
     EmbeddingCase("encoding_format", {"encoding_format": "base64"}, same_vectors),
     EmbeddingCase("dimensions", {"dimensions": 8}, first_numbers),
+    EmbeddingCase("truncate_prompt_tokens", {"truncate_prompt_tokens": 1}, other_vectors),
+    EmbeddingCase("truncate_prompt_tokens", {"truncate_prompt_tokens": -1}, same_vectors),
+    EmbeddingCase("truncation_side", {"truncation_side": "right", "truncate_prompt_tokens": 1}, other_vectors),
+    EmbeddingCase("add_special_tokens", {"add_special_tokens": True}, same_vectors),
     EmbeddingCase("timeout", {"timeout": 120}, same_vectors),
     EmbeddingCase("user", {"user": "somebody"}, same_vectors),
     EmbeddingCase("pooling", {"pooling": "mean"}, other_vectors),

@@ -110,6 +110,17 @@ def prompt_has(count: int) -> Callable[[Answer, Asker], None]:
     return check
 
 
+def prompt_is_cut(first: int, last: int) -> Callable[[Answer, Asker], None]:
+    """The model was given the first or the last tokens of the base body's prompt; needs `return_token_ids`."""
+
+    def check(answer: Answer, asker: Asker) -> None:
+        whole = asker.answer(return_token_ids=True).prompt_token_ids
+        assert first + last < len(whole)
+        assert answer.prompt_token_ids == whole[:first] + whole[len(whole) - last :]
+
+    return check
+
+
 def tokens_are(*expected: int) -> Callable[[Answer, Asker], None]:
     """The choice has these tokens; needs `return_token_ids`."""
 

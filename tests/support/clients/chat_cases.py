@@ -66,6 +66,12 @@ def rated(most_likely: int) -> Any:
     return check
 
 
+def names_ids(answer: Answer, _: Asker) -> None:
+    tokens = answer.choice.logprobs["content"]
+    assert [each["token"] for each in tokens] == [f"token_id:{token}" for token in answer.choice.token_ids]
+    assert {top["token"].partition(":")[0] for each in tokens for top in each["top_logprobs"]} == {"token_id"}
+
+
 def thought(reasoning: str) -> Any:
     def check(answer: Answer, _: Asker) -> None:
         assert (answer.choice.reasoning, answer.choice.text) == (reasoning, "Yes.")
@@ -80,6 +86,11 @@ CHAT_CASES = [
     Case("max_completion_tokens", {"max_completion_tokens": 3}, num_tokens_is(3, "length")),
     Case("logprobs", {"logprobs": True}, rated(0)),
     Case("top_logprobs", {"logprobs": True, "top_logprobs": 2}, rated(2)),
+    Case(
+        "return_tokens_as_token_ids",
+        {"return_tokens_as_token_ids": True, "logprobs": True, "top_logprobs": 2, **IDS},
+        names_ids,
+    ),
     Case("tools", {"tools": [WEATHER]}, called(1), says=CALL),
     Case("tools", {"tools": [WEATHER]}, called(2), says=CALL + CALL),
     Case("tool_choice", {"tools": [WEATHER], "tool_choice": "none"}, text_is(CALL), says=CALL),

@@ -6,7 +6,16 @@ import re
 from typing import Any
 
 from support.clients.answer import Answer
-from support.clients.case import Asker, Case, another_text, num_tokens_is, same_as_ever, text_is, tokens_are
+from support.clients.case import (
+    Asker,
+    Case,
+    another_text,
+    num_tokens_is,
+    prompt_is_cut,
+    same_as_ever,
+    text_is,
+    tokens_are,
+)
 from support.forced import AT_ONCE
 
 # A token of the served model, and two others.
@@ -57,6 +66,11 @@ def without_the_word(answer: Answer, _: Asker) -> None:
 
 def among_two(answer: Answer, _: Asker) -> None:
     assert set(answer.choice.token_ids) <= {A, B}
+
+
+def thinks_nothing(answer: Answer, asker: Asker) -> None:
+    begun = asker.encode("<think>") + asker.encode("</think>")
+    assert answer.choice.token_ids[: len(begun)] == begun
 
 
 def ids_are_there(answer: Answer, _: Asker) -> None:
@@ -259,6 +273,18 @@ GENERATION = [
     ),
     Case("vllm_xargs", {"vllm_xargs": {"forced_tokens": [B, C]}, **IDS}, tokens_are(B, C, END)),
     Case("return_token_ids", IDS, ids_are_there),
+    Case(
+        "thinking_token_budget",
+        {"thinking_token_budget": 0, **IDS},
+        thinks_nothing,
+        says="<think>one two three</think>Yes.",
+    ),
+    Case("cache_salt", {"cache_salt": "of-one-tenant"}, same_as_ever),
+    Case("truncate_prompt_tokens", {"truncate_prompt_tokens": 2, **IDS}, prompt_is_cut(0, 2)),
+    Case("truncate_prompt_tokens", {"truncate_prompt_tokens": -1}, same_as_ever),
+    Case("truncation_side", {"truncation_side": "left", "truncate_prompt_tokens": 2, **IDS}, prompt_is_cut(0, 2)),
+    Case("truncation_side", {"truncation_side": "right", "truncate_prompt_tokens": 2, **IDS}, prompt_is_cut(2, 0)),
+    Case("add_special_tokens", {"add_special_tokens": True}, same_as_ever),
     Case("request_id", {"request_id": "of-a-client"}, id_is_made_of_it),
     Case("timeout", {"timeout": 120.0}, same_as_ever),
     Case("user", {"user": "somebody"}, same_as_ever),

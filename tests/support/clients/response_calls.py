@@ -70,6 +70,8 @@ NUMBERS: dict[str, Any] = {
     for case in GENERATION
     if isinstance(value := case.fields[case.option], (bool, int, float))
     and case.option not in ("max_tokens", "n", "stream", "prompt_logprobs", "min_tokens", "guided_json_object")
+    # Not allowed together with `logits_processors`.
+    and case.option != "thinking_token_budget"
 }
 EVERYTHING: dict[str, Any] = {
     **COUNTED,
@@ -100,6 +102,9 @@ EVERYTHING: dict[str, Any] = {
     "logits_processors_shadow": ["LogitBiasLogitsProcessor"],
     "logits_processors_trace": {"top_k": 1, "max_tokens": 1},
     "return_token_ids": True,
+    "return_tokens_as_token_ids": True,
+    "truncation_side": "right",
+    "cache_salt": "of-one-tenant",
 }
 # Fields that exclude others of EVERYTHING, or each other.
 EXCLUSIVE: list[dict[str, Any]] = [
@@ -118,5 +123,6 @@ EXCLUSIVE: list[dict[str, Any]] = [
     {"logit_bias": {str(A): 100.0}},
     {"logits_processors_args": {"logit_bias": {str(A): 1.0}}},
     {"vllm_xargs": {"boom": 5}},
+    {"thinking_token_budget": 5},
     {"stream_options": {"include_obfuscation": False}, "stream": True},
 ]

@@ -9,8 +9,8 @@ from pydantic import BaseModel, Field
 
 from fastdeploy_lp.entrypoints.openai.protocol.request import (
     EachOf,
+    PromptRequest,
     RequestId,
-    RequestModel,
     Texts,
     Timeout,
     TokenIds,
@@ -19,7 +19,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.request import (
 from fastdeploy_lp.request.pooling_params import PoolingParams
 
 
-class EmbeddingRequest(RequestModel):
+class EmbeddingRequest(PromptRequest):
     """Body of POST /v1/embeddings; each text or token-id list yields one embedding, in order.
 
     `pooling`, `normalize`, `request_id` and `timeout` are extensions of OpenAI's API.

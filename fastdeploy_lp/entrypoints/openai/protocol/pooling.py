@@ -12,19 +12,20 @@ from fastdeploy_lp.entrypoints.openai.protocol.chat import FewMessages
 from fastdeploy_lp.entrypoints.openai.protocol.embedding import EmbeddingUsage
 from fastdeploy_lp.entrypoints.openai.protocol.request import (
     EachOf,
+    PromptRequest,
     RequestId,
-    RequestModel,
     Texts,
     Timeout,
     TokenIds,
     now,
 )
 from fastdeploy_lp.request.pooling_params import PoolingParams
+from fastdeploy_lp.request.prompt_options import NAMES
 
 KINDS = ("input", "messages", "data")
 
 
-class PoolingBody(RequestModel):
+class PoolingBody(PromptRequest):
     """Body of POST /pooling: one of `input` (as in embeddings), `messages` (of a chat) and `data` (an IO processor's).
 
     With `data`, the IO processor decides the unset parameters and the form of the answer.
@@ -53,8 +54,9 @@ class PoolingBody(RequestModel):
             raise ValueError(f"{given[1]}: not allowed together with {given[0]}")
         if self.add_generation_prompt is not None and self.messages is None:
             raise ValueError("add_generation_prompt: only allowed together with messages")
-        if self.encoding_format is not None and self.data is not None:
-            raise ValueError("encoding_format: not allowed together with data; the IO processor decides")
+        for name in ("encoding_format", *NAMES) if self.data is not None else ():
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}: not allowed together with data; the IO processor decides")
         return self
 
     def pooling_params(self) -> PoolingParams | None:

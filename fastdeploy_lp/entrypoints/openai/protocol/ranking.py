@@ -11,6 +11,7 @@ from typing_extensions import Self
 from fastdeploy_lp.entrypoints.openai.protocol.embedding import EmbeddingUsage
 from fastdeploy_lp.entrypoints.openai.protocol.request import (
     EachOf,
+    PromptRequest,
     RequestId,
     RequestModel,
     Texts,
@@ -24,7 +25,7 @@ from fastdeploy_lp.request.pooling_params import PoolingParams
 Text = Annotated[str, Field(min_length=1)]
 
 
-class ComparisonRequest(RequestModel):
+class ComparisonRequest(PromptRequest):
     """Common fields of bodies that compare texts by the cosine of their embeddings."""
 
     model: str | None = None

@@ -24,6 +24,7 @@ from fastdeploy_lp.request.limits import (
     MAX_METADATA_VALUE,
     MAX_OBJECT_FIELDS,
 )
+from fastdeploy_lp.request.prompt_options import PromptOptions
 from fastdeploy_lp.request.sampling_params import SAMPLING_FIELDS, SamplingParams
 from fastdeploy_lp.request.trace import TraceParams
 
@@ -48,6 +49,8 @@ Entry = TypeVar("Entry")
 EachOf = Annotated[list[Entry], Field(fail_fast=True)]
 # Fields of SamplingParams that a body passes on as they are; bodies have other forms of the rest.
 OF_THE_SAME_NAME = frozenset(SAMPLING_FIELDS) - {"max_tokens", "logprobs", "logits_processors_trace", "prediction"}
+# The argument of processors that `thinking_token_budget` is, and the field with arguments.
+THINKING_BUDGET, ARGS = "thinking_budget", "logits_processors_args"
 # Entries per validation step, during which no other thread runs.
 STEP = 4096
 
@@ -128,6 +131,34 @@ class StreamOptions(RequestModel):
     continuous_usage_stats: bool = False
 
 
+class PromptRequest(RequestModel):
+    """Fields that decide a prompt's tokens; `PromptOptions` documents them."""
+
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = Field(None, json_schema_extra={"minimum": -1})
+    truncation_side: Literal["left", "right"] | None = None
+
+    @model_validator(mode="after")
+    def _options_are_valid(self) -> Self:
+        _ = self.prompt_options
+        return self
+
+    @property
+    def tokens_to_sample(self) -> int | None:
+        """Maximum number of output tokens; None for a prompt that is pooled, and for all that fit."""
+        return None
+
+    @property
+    def prompt_options(self) -> PromptOptions:
+        """The options; raises ValueError naming the field."""
+        return PromptOptions(
+            add_special_tokens=self.add_special_tokens,
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
+            truncation_side=self.truncation_side,
+            max_tokens=self.tokens_to_sample,
+        )
+
+
 class TraceOptions(RequestModel):
     """Options of `logits_processors_trace`; `TraceParams` defines the limits."""
 
@@ -182,7 +213,7 @@ def _describe_sampling(schema: dict[str, Any], body: type[RequestModel]) -> None
             described["x-control"] = True
 
 
-class GenerationRequest(SamplingRequest):
+class GenerationRequest(SamplingRequest, PromptRequest):
     """Common fields of chat and text completions; `SamplingParams` declares the sampling fields."""
 
     model_config = ConfigDict(json_schema_extra=_describe_sampling)
@@ -211,7 +242,10 @@ class GenerationRequest(SamplingRequest):
     logits_processors_shadow: list[str] | None = None
     logits_processors_trace: bool | TraceOptions | None = None
     vllm_xargs: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
+    cache_salt: str | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     request_id: RequestId | None = None
     timeout: Timeout | None = None
     # OpenAI's packages send these; they mean nothing here.
@@ -279,6 +313,9 @@ class GenerationRequest(SamplingRequest):
 
     def sent_name(self, field: str) -> str:
         """Returns the body's name for a field of SamplingParams, or for a path into one."""
+        unsent = ARGS if self.logits_processors_args is None else f"{ARGS}.{THINKING_BUDGET}"
+        if self.thinking_token_budget is not None and field.startswith(unsent):
+            return "thinking_token_budget"
         first, dot, rest = field.partition(".")
         return f"{self.other_names.get(first, first)}{dot}{rest}"
 
@@ -292,6 +329,8 @@ class GenerationRequest(SamplingRequest):
         trace = self.logits_processors_trace
         names = OF_THE_SAME_NAME & type(self).model_fields.keys()
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.thinking_token_budget is not None:
+            given[ARGS] = self._args_with_budget(self.thinking_token_budget)
         return SamplingParams(
             **given,
             max_tokens=self.tokens_to_sample,
@@ -299,3 +338,9 @@ class GenerationRequest(SamplingRequest):
             extra_args=self.vllm_xargs,
             logits_processors_trace=trace.params() if isinstance(trace, TraceOptions) else trace,
         )
+
+    def _args_with_budget(self, budget: int) -> dict[str, Any]:
+        args = self.logits_processors_args or {}
+        if args.get(THINKING_BUDGET, budget) != budget:
+            raise ValueError(f"thinking_token_budget: logits_processors_args.{THINKING_BUDGET} says otherwise")
+        return {**args, THINKING_BUDGET: budget}

@@ -20,7 +20,13 @@ from fastdeploy_lp.engine.prepare.preparation import prompt_logprobs_bytes
 from fastdeploy_lp.engine.tokenizer import TokenEnds
 from fastdeploy_lp.entrypoints.openai.errors import CLIENT_CLOSED_REQUEST
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, Pieces, array
-from fastdeploy_lp.entrypoints.openai.logprobs import chat_logprobs, chat_logprobs_pieces, prompt_logprobs_pieces
+from fastdeploy_lp.entrypoints.openai.logprobs import (
+    Positions,
+    chat_logprobs,
+    chat_logprobs_pieces,
+    prompt_logprobs_pieces,
+    shown,
+)
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight, record_of
 from fastdeploy_lp.entrypoints.openai.openapi import failures
 from fastdeploy_lp.entrypoints.openai.protocol.chat import (
@@ -117,7 +123,7 @@ class MessageReader:
         members: dict[str, Pieces] = {}
         if completion.logprobs is not None:
             count = self._request.num_logprobs or 0
-            members["logprobs"] = chat_logprobs_pieces(completion.logprobs, count, self._tokenizer)
+            members["logprobs"] = chat_logprobs_pieces(self._shown(completion.logprobs), count, self._tokenizer)
         if completion.logits_processors_trace is not None:
             members["logits_processors_trace"] = trace_pieces(completion.logits_processors_trace)
         if completion.logits_processors_outputs is not None:
@@ -142,12 +148,16 @@ class MessageReader:
             logits_processors_outputs=unsent.logits_processors_outputs,
         )
         if unsent.logprobs is not None:
-            choice.logprobs = chat_logprobs(unsent.logprobs, self._request.num_logprobs or 0, self._tokenizer)
+            positions = self._shown(unsent.logprobs)
+            choice.logprobs = chat_logprobs(positions, self._request.num_logprobs or 0, self._tokenizer)
         if unsent.logits_processors_trace is not None:
             choice.logits_processors_trace = trace_body(unsent.logits_processors_trace)
         if finished and unsent.logits_processors_shadow is not None:
             choice.logits_processors_shadow = shadow_body(unsent.logits_processors_shadow)
         return choice
+
+    def _shown(self, positions: Positions) -> Positions:
+        return shown(positions, by_id=self._request.return_tokens_as_token_ids)
 
     def _count(self, token_ids: list[int]) -> None:
         if self._reads_reasoning:
@@ -351,7 +361,8 @@ class ServingChat:
         engine, inside = self._serving.engine, self._serving.inside(caller)
         if request.chat_template is None or request.prompt_token_ids is not None:
             return await inside(partial(self._own_prompt, request))
-        return await inside(partial(engine.inputs.rendered_prompt, await self.rendered(request, caller)))
+        rendered = await self.rendered(request, caller)
+        return await inside(partial(engine.inputs.rendered_prompt, rendered, request.prompt_options))
 
     async def count(self, request: ChatCompletionRequest, caller: Caller) -> int:
         """Returns the number of tokens of a conversation, which may exceed the context; raises InvalidRequestError."""
@@ -377,8 +388,9 @@ class ServingChat:
         inputs = self._serving.engine.inputs
         if request.prompt_token_ids is not None:
             offered_tools(request, self._serving.engine.message_parsers)
-            return replace(inputs.prompt(request.prompt_token_ids, "prompt_token_ids"), is_chat=True)
-        return inputs.chat_prompt(*self._conversation(request))
+            found = inputs.prompt(request.prompt_token_ids, "prompt_token_ids", request.prompt_options)
+            return replace(found, is_chat=True)
+        return inputs.chat_prompt(*self._conversation(request), request.prompt_options)
 
     def _conversation(self, request: ChatCompletionRequest) -> tuple[list[dict[str, Any]], ChatOptions]:
         engine = self._serving.engine

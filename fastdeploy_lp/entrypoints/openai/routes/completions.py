@@ -17,15 +17,18 @@ from fastdeploy_lp.engine.client.generation import Generation
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, Prompt
 from fastdeploy_lp.engine.prepare.preparation import prompt_logprobs_bytes
-from fastdeploy_lp.engine.tokenizer import Tokenizer
+from fastdeploy_lp.engine.tokenizer import Tokenizer, id_as_text
 from fastdeploy_lp.entrypoints.openai.errors import CLIENT_CLOSED_REQUEST
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, Pieces, array
 from fastdeploy_lp.entrypoints.openai.logprobs import (
     CompletionLogprobs,
+    Positions,
     completion_logprobs,
     completion_logprobs_pieces,
     named,
     prompt_logprobs_pieces,
+    shown,
+    with_ids,
 )
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight, record_of
 from fastdeploy_lp.entrypoints.openai.openapi import failures
@@ -69,15 +72,17 @@ PromptPositions = Sequence[dict[int, Logprob] | None]
 
 @dataclass(frozen=True)
 class Echo:
-    """The prompt's text, its tokens, and the offset of each token in the text."""
+    """The prompt's text, its tokens, and the offset of each token in the text; `by_id`: tokens are shown as ids."""
 
     text: str
     tokens: list[str]
     offsets: list[int]
+    by_id: bool = False
 
     @classmethod
-    def of(cls, prompt: Prompt, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> Echo:
+    def of(cls, prompt: Prompt, tokenizer: Tokenizer, request: CompletionRequest) -> Echo:
         """Returns the echo of a prompt: its text as received, or its decoded token ids."""
+        skip_special_tokens = request.skip_special_tokens is not False
         decoder, offsets, length = tokenizer.decode_stream(skip_special_tokens=skip_special_tokens), [], 0
         for token in prompt.token_ids:
             offsets.append(length)
@@ -85,22 +90,26 @@ class Echo:
         text = prompt.text
         if text is None:
             text = tokenizer.decode(prompt.token_ids, skip_special_tokens=skip_special_tokens)
-        tokens = [tokenizer.token_text(token) for token in prompt.token_ids]
-        return cls(text, tokens, [min(offset, len(text)) for offset in offsets])
+        by_id = bool(request.return_tokens_as_token_ids)
+        tokens = list(map(id_as_text if by_id else tokenizer.token_text, prompt.token_ids))
+        return cls(text, tokens, [min(offset, len(text)) for offset in offsets], by_id)
 
     def logprobs(self, positions: PromptPositions, count: int) -> CompletionLogprobs:
         """Returns the prompt's logprobs, each with the `count` most likely tokens; the first token has none."""
         first = CompletionLogprobs(
             tokens=self.tokens[:1], token_logprobs=[None], top_logprobs=[None], text_offset=self.offsets[:1]
         )
-        known = [most_likely(position, count) for position in positions if position is not None]
-        rest = completion_logprobs(known, self.offsets[1:])
-        return first if rest is None else first.followed_by(rest)
+        known = [self._most_likely(position, count) for position in positions if position is not None]
+        return first.followed_by(completion_logprobs(known, self.offsets[1:]))
 
     def entries(self, positions: PromptPositions, count: int) -> Iterator[tuple[str, dict[int, Logprob] | None]]:
         """Yields each token's text and its logprobs; only the first token if `positions` is empty."""
         for token, position in zip(self.tokens, positions or [None], strict=False):
-            yield token, None if position is None else most_likely(position, count)
+            yield token, None if position is None else self._most_likely(position, count)
+
+    def _most_likely(self, position: dict[int, Logprob], count: int) -> dict[int, Logprob]:
+        found = most_likely(position, count)
+        return with_ids(found) if self.by_id else found
 
     def shifted(self, logprobs: CompletionLogprobs) -> CompletionLogprobs:
         """Returns a completion's logprobs with offsets into the prompt and the completion together."""
@@ -143,10 +152,7 @@ class CompletionReader:
         self._begun: set[int] = set()
         # Deltas that arrived before the prompt's logprobs, which precede them in the answer.
         self._waiting: list[CompletionDelta] = []
-        self._echo: Echo | None = None
-        if request.echo:
-            skip = request.skip_special_tokens is not False
-            self._echo = Echo.of(prompt, tokenizer, skip_special_tokens=skip)
+        self._echo = Echo.of(prompt, tokenizer, request) if request.echo else None
 
     def is_plain(self, index: int) -> bool:
         """Returns True if further text deltas of the completion carry only text."""
@@ -217,24 +223,28 @@ class CompletionReader:
         self, gained: CompletionDelta | CompletionOutput, positions: PromptPositions | None, *, with_prompt: bool
     ) -> CompletionLogprobs | None:
         count = self._request.logprobs
-        if count is None:
+        if count is None or gained.logprobs is None:
             return None
-        own = completion_logprobs(gained.logprobs, gained.text_offsets)
-        if self._echo is None or own is None:
+        own = completion_logprobs(self._shown(gained.logprobs), gained.text_offsets)
+        if self._echo is None:
             return own
         own = self._echo.shifted(own)
         return self._echo.logprobs(positions or [], count).followed_by(own) if with_prompt else own
 
     def _logprobs_pieces(
-        self, completion: CompletionOutput, own: Sequence[dict[int, Logprob]], positions: PromptPositions | None
+        self, completion: CompletionOutput, logprobs: Positions, positions: PromptPositions | None
     ) -> Pieces:
+        own = named(self._shown(logprobs))
         if self._echo is None:
-            return completion_logprobs_pieces(named(own), completion.text_offsets)
+            return completion_logprobs_pieces(own, completion.text_offsets)
         prompt = self._echo.entries(positions or (), self._request.logprobs or 0)
         # Without positions, only the first token is listed.
         offsets = self._echo.offsets[: len(positions or (None,))]
         shifted = [offset + len(self._echo.text) for offset in completion.text_offsets]
-        return completion_logprobs_pieces(chain(prompt, named(own)), [*offsets, *shifted])
+        return completion_logprobs_pieces(chain(prompt, own), [*offsets, *shifted])
+
+    def _shown(self, positions: Positions) -> Positions:
+        return shown(positions, by_id=self._request.return_tokens_as_token_ids)
 
     @staticmethod
     def _prompt_logprobs_pieces(positions: PromptPositions, count: int) -> Pieces:
@@ -325,7 +335,8 @@ class ServingCompletion:
         engine, inside = self._serving.engine, self._serving.inside(caller, num_prompts(request.prompt))
         params, given = await inside(partial(self._asked, request))
         engine.require_room(len(given) * params.n, caller.client)
-        prompts = await inside(lambda: [engine.inputs.prompt(prompt, path) for path, prompt in given])
+        options = request.prompt_options
+        prompts = await inside(lambda: [engine.inputs.prompt(prompt, path, options) for path, prompt in given])
         settled = await self._serving.settle(prompts, params, request, caller)
         engine.inputs.require_traceable(settled)
         request_id = new_completion_id(request.request_id)

@@ -37,12 +37,14 @@ from fastdeploy_lp.entrypoints.openai.streaming.event_stream import StreamWatch
 from fastdeploy_lp.entrypoints.openai.streaming.pieced_answer import EncodingTurns, PiecedAnswer
 from fastdeploy_lp.request.outputs import PoolingRequestOutput
 from fastdeploy_lp.request.pooling_params import PoolingParams
+from fastdeploy_lp.request.prompt_options import PromptOptions
 
 
 async def pooled(
     engine: Engine,
     given: Sequence[tuple[str, str | list[int]]],
     params: PoolingParams,
+    options: PromptOptions,
     request_id: str,
     caller: Caller,
     inside: Run,
@@ -53,7 +55,7 @@ async def pooled(
     """
     settled = engine.inputs.settle_pooling(params)
     engine.require_room(len(given), caller.client)
-    prompts = await inside(lambda: [engine.inputs.pooling_prompt(prompt, path) for path, prompt in given])
+    prompts = await inside(lambda: [engine.inputs.pooling_prompt(prompt, path, options) for path, prompt in given])
     return await engine.pool(
         [
             EngineRequest(f"{request_id}-{index}", prompt, settled, caller.client, caller.deadline)
@@ -78,7 +80,8 @@ class ServingEmbedding:
             raise invalid_field(error) from None
         inside = self._serving.inside(caller, num_prompts(request.input))
         given = await inside(partial(each_prompt, "input", request.input))
-        return await pooled(engine, given, params, new_embedding_id(request.request_id), caller, inside)
+        request_id = new_embedding_id(request.request_id)
+        return await pooled(engine, given, params, request.prompt_options, request_id, caller, inside)
 
     def response(self, outputs: Sequence[PoolingRequestOutput], request: EmbeddingRequest) -> PiecedObject:
         """Returns the body of the answer, an `EmbeddingResponse`."""

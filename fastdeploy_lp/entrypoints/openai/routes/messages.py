@@ -53,6 +53,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.chat import (
     ChatCompletionRequest,
     ChatDelta,
 )
+from fastdeploy_lp.entrypoints.openai.protocol.request import THINKING_BUDGET
 from fastdeploy_lp.entrypoints.openai.protocol.trace import outputs_pieces, trace_pieces
 from fastdeploy_lp.entrypoints.openai.routes.chat import MessageReader, ServingChat
 from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, admitted, results_unless_disconnected
@@ -254,7 +255,6 @@ class MessageEvents:
 
 
 # The argument of the builtin that bounds reasoning.
-BUDGET = "thinking_budget"
 
 
 @dataclass(frozen=True)
@@ -278,7 +278,7 @@ class ServingMessages:
         self._serving = Serving(engine)
         self._chat = ServingChat(engine)
         self._takes_budgets = any(
-            BUDGET in (each.parameters or {}).get("properties", {}) for each in engine.processors.describe()
+            THINKING_BUDGET in (each.parameters or {}).get("properties", {}) for each in engine.processors.describe()
         )
 
     async def start(self, body: MessagesRequest, caller: Caller) -> RunningMessage:
@@ -303,10 +303,10 @@ class ServingMessages:
     def _with_budget(self, body: MessagesRequest) -> MessagesRequest:
         """Returns the body with the budget of thinking as the argument of the processor that enforces it, if any."""
         budget = body.thinking.budget_tokens if body.thinking is not None else None
-        args = body.logits_processors_args or {}
-        if budget is None or not self._takes_budgets or body.logits_processors is not None or BUDGET in args:
+        own = body.thinking_token_budget is not None or THINKING_BUDGET in (body.logits_processors_args or {})
+        if budget is None or own or not self._takes_budgets or body.logits_processors is not None:
             return body
-        return body.model_copy(update={"logits_processors_args": {**args, BUDGET: budget}})
+        return body.model_copy(update={"thinking_token_budget": budget})
 
     def response(self, output: RequestOutput, message: RunningMessage) -> PiecedObject:
         """Returns the body of a plain answer, a `MessageResponse`."""

@@ -106,15 +106,16 @@ class ServingPooling:
         engine, texts = self._serving.engine, request.input or ""
         inside = self._serving.inside(caller, num_prompts(texts))
         if request.messages is not None:
-            return [await inside(partial(self._conversation, request.messages, request.add_generation_prompt))]
+            return [await inside(partial(self._conversation, request, request.messages))]
         given = await inside(partial(each_prompt, "input", texts))
         engine.require_room(len(given), caller.client)
-        return await inside(lambda: [engine.inputs.pooling_prompt(prompt, path) for path, prompt in given])
+        options = request.prompt_options
+        return await inside(lambda: [engine.inputs.pooling_prompt(prompt, path, options) for path, prompt in given])
 
-    def _conversation(self, messages: Sequence[ChatMessage], add_generation_prompt: bool | None) -> Prompt:
-        options = ChatOptions(add_generation_prompt=bool(add_generation_prompt))
+    def _conversation(self, request: PoolingBody, messages: Sequence[ChatMessage]) -> Prompt:
+        options = ChatOptions(add_generation_prompt=bool(request.add_generation_prompt))
         dumped = [message.model_dump(exclude_none=True) for message in messages]
-        return self._serving.engine.inputs.chat_prompt(dumped, options, room_for_output=0)
+        return self._serving.engine.inputs.chat_prompt(dumped, options, request.prompt_options, room_for_output=0)
 
     def _require_processing(self) -> IOProcessing:
         if self._processing is None:

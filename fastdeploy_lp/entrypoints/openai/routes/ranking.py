@@ -64,7 +64,7 @@ class ServingRanking:
         inside = self._serving.inside(caller, count)
         given = await inside(texts)
         request_id = new_ranking_id(kind, request.request_id)
-        return await pooled(self._serving.engine, given, params, request_id, caller, inside)
+        return await pooled(self._serving.engine, given, params, request.prompt_options, request_id, caller, inside)
 
     def ranking(self, outputs: Sequence[PoolingRequestOutput], request: RerankRequest) -> PiecedObject:
         """Returns the body of an answer, a `RerankResponse`; documents of the same relevance keep their order."""

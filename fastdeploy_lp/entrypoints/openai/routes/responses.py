@@ -20,7 +20,7 @@ from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.entrypoints.openai.body.shape import LIGHT_BODY
 from fastdeploy_lp.entrypoints.openai.errors import CLIENT_CLOSED_REQUEST, NotFoundError, describe
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, Pieces
-from fastdeploy_lp.entrypoints.openai.logprobs import content_logprobs_pieces
+from fastdeploy_lp.entrypoints.openai.logprobs import content_logprobs_pieces, shown
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight, record_of
 from fastdeploy_lp.entrypoints.openai.openapi import failures
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest
@@ -112,7 +112,8 @@ class ServingResponses:
         await self._keep(begun, owner)
         logprobs, members = None, dict[str, Pieces]()
         if completion.logprobs is not None:
-            logprobs = content_logprobs_pieces(completion.logprobs, begun.request.top_logprobs or 0, tokenizer)
+            positions = shown(completion.logprobs, by_id=begun.request.return_tokens_as_token_ids)
+            logprobs = content_logprobs_pieces(positions, begun.request.top_logprobs or 0, tokenizer)
         if completion.logits_processors_trace is not None:
             members["logits_processors_trace"] = trace_pieces(completion.logits_processors_trace)
         if completion.logits_processors_outputs is not None:

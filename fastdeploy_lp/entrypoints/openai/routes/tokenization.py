@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from fastdeploy_lp.engine.chat_template import ChatOptions, for_template
 from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.engine.tokenizer import CHARACTERS_A_TOKEN, UnencodableTextError, require_unicode
+from fastdeploy_lp.engine.tokenizer import PromptText, UnencodableTextError
 from fastdeploy_lp.entrypoints.openai.body.shape import bounded_route
 from fastdeploy_lp.entrypoints.openai.openapi import failures
 from fastdeploy_lp.entrypoints.openai.protocol.tokenization import (
@@ -23,7 +23,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.tokenization import (
     TokenizeResponse,
 )
 from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, admitted
-from fastdeploy_lp.request.limits import MAX_DETOKENIZED_TOKENS, MAX_TOKENIZED_CHARACTERS
+from fastdeploy_lp.request.limits import MAX_DETOKENIZED_TOKENS
 
 PIECE = 4096
 
@@ -65,7 +65,7 @@ class Tokenization:
         context = engine.fd_config.model_config.max_model_len
         self._engine = engine
         self._context = context
-        self._most_characters = max(MAX_TOKENIZED_CHARACTERS, CHARACTERS_A_TOKEN * context)
+        self._texts = PromptText(engine.tokenizer, context)
         self._most_tokens = max(MAX_DETOKENIZED_TOKENS, context)
 
     def tokens(self, body: TokenizeRequest) -> bytes:
@@ -81,12 +81,8 @@ class Tokenization:
 
     def encoded(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
         """Returns the token ids of a text; raises InvalidRequestError naming `param`."""
-        if len(text) > self._most_characters:
-            reason = f"{len(text)} characters are too many; this server tokenizes {self._most_characters} of a request"
-            raise InvalidRequestError(param, reason)
-        require_unicode(text, param)
         try:
-            return self._engine.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            return self._texts.whole(text, param, add_special_tokens=add_special_tokens)
         except UnencodableTextError as error:
             raise InvalidRequestError(param, str(error)) from None
 

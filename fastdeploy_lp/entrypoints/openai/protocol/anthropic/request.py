@@ -131,7 +131,10 @@ class MessagesRequest(CountTokensRequest, GuidedRequest):
     unsupported: ClassVar[dict[str, str]] = {
         **GuidedRequest.unsupported,
         **CountTokensRequest.unsupported,
-        **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs"), "only chat completions have logprobs"),
+        **dict.fromkeys(
+            ("logprobs", "top_logprobs", "prompt_logprobs", "return_tokens_as_token_ids"),
+            "only chat completions have logprobs",
+        ),
         "n": "a body has one answer; only 1 is allowed",
         "stop": "has the name stop_sequences here",
         "response_format": "has the name output_config.format here",

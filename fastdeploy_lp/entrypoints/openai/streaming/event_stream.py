@@ -6,6 +6,7 @@ Time spent here is taken from the model.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -120,6 +121,19 @@ Encode = Callable[[int, CompletionDelta], bytes]
 """Returns the events of a delta of the request at this place; empty while the delta has to wait."""
 
 
+# Line ends of Unicode, which JSON leaves in texts. A client that splits lines as Python's `splitlines` does, such as
+# httpx's `iter_lines`, would cut an event there.
+LINE_ENDS = {end.encode(): json.dumps(end)[1:-1].encode() for end in ("\x85", "\u2028", "\u2029")}
+
+
+def in_whole_lines(events: bytes) -> bytes:
+    """Returns events with the line ends in their texts as JSON escapes."""
+    if not events.isascii():
+        for end, escape in LINE_ENDS.items():
+            events = events.replace(end, escape)
+    return events
+
+
 def _never(_: bytes) -> bool:
     """Writes nothing: on other servers events are sent."""
     return False
@@ -128,21 +142,24 @@ def _never(_: bytes) -> bool:
 class EventWriter:
     """Writes the events of one stream, whole ones at a time.
 
-    send: of the application. write: writes at once, or returns False and writes nothing if the events must be sent; see
-    `WRITE_EXTENSION`. blocked_since: time since which the client has not read, on the monotonic clock; None while it
-    reads. is_lost: True once sending has failed.
+    send: of the application. write: see the method, and `WRITE_EXTENSION`. blocked_since: time since which the client
+    has not read, on the monotonic clock; None while it reads. is_lost: True once sending has failed.
     """
 
     def __init__(self, send: Send, write: Write | None = None) -> None:
         self.blocked_since: float | None = None
         self.is_lost = False
-        self.write = write or _never
+        self._write = write or _never
         self._send = send
+
+    def write(self, events: bytes) -> bool:
+        """Writes events at once; returns False, and writes nothing, if they must be sent."""
+        return self._write(in_whole_lines(events))
 
     async def send(self, events: bytes) -> None:
         """Sends events; waits while the client does not read."""
         if events:
-            await self._pass_on(events, more=True)
+            await self._pass_on(in_whole_lines(events), more=True)
 
     async def send_deltas(self, generations: Sequence[Generation], encode: Encode) -> None:
         """Sends the events of all deltas as they arrive, then closes the requests.

@@ -33,7 +33,7 @@ from fastdeploy_lp.engine.message_parser import MessageParsers
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, InputProcessor, Prompt, Settled
 from fastdeploy_lp.logits_processor import DeclaredProcessor, PrepareRequest, RequestArgsError, Selection
 from fastdeploy_lp.logits_processor.arguments.request import NOTHING_IMPOSED, Imposed
-from fastdeploy_lp.logits_processor.chain.author_threads import NotInTimeError, switch_threads_quickly
+from fastdeploy_lp.logits_processor.chain.author_threads import NotInTimeError, share_interpreter
 from fastdeploy_lp.logits_processor.late_values import HOLD, SKIP, LateValue
 from fastdeploy_lp.request.limits import MAX_POOLED_NUMBERS, MAX_PROMPT_LOGPROBS
 from fastdeploy_lp.request.pooling_params import TOKEN_EMBED
@@ -73,7 +73,7 @@ class HostThreads:
 
     async def run(self, work: Callable[[], Result], client: str = "") -> Result:
         """Returns the result of the work; raises what it raises, and QueueFullError when too many callers wait."""
-        switch_threads_quickly()
+        share_interpreter()
         await self._turns.take(client)
         loop = asyncio.get_running_loop()
 

@@ -26,11 +26,12 @@ MAX_LOST = 4
 
 IDLE_SECONDS = 60.0
 MAX_IDLE = 8
-"""Threads of all processors that wait for a call. Hundreds whose waits end together would stop the interpreter for
-minutes: each asks for its lock every SWITCH_INTERVAL."""
+"""Threads of all processors that wait for a call."""
 
-SWITCH_INTERVAL = 0.0002
-"""Seconds that Python code in a thread holds the interpreter's lock while the main thread waits for it."""
+SWITCH_INTERVAL, FEW_THREADS = 0.0002, 8
+"""Seconds that Python code in a thread holds the interpreter's lock while the main thread waits for it; with more than
+so many threads, in proportion more. Every thread that waits for the lock looks for it once in this time: a hundred of
+them, 0.2 ms each, leave the thread that has it no time."""
 
 
 class NotInTimeError(RuntimeError):
@@ -147,9 +148,9 @@ class AuthorThreads:
     def _provide(self, lane: _Lane) -> None:
         """Wakes or starts a thread for the lane's queue."""
         if lane.lacks_thread:
-            switch_threads_quickly()
             lane.threads += 1
             threading.Thread(target=self._work, args=(lane,), name="author-code", daemon=True).start()
+            share_interpreter()
         else:
             lane.changed.notify()
 
@@ -167,6 +168,7 @@ class AuthorThreads:
         # A call's result must not stay alive in this frame while the thread waits for the next call.
         while self._serve(lane):
             pass
+        share_interpreter()
 
     def _serve(self, lane: _Lane) -> bool:
         """Makes the lane's next call; returns False if the thread must end."""
@@ -259,6 +261,6 @@ class AuthorThreads:
         return NotInTimeError(f"logits processor {name}: earlier calls of its code have not returned")
 
 
-def switch_threads_quickly() -> None:
-    if sys.getswitchinterval() > SWITCH_INTERVAL:
-        sys.setswitchinterval(SWITCH_INTERVAL)
+def share_interpreter() -> None:
+    """Sets the time of a thread's turn by the number of this process's threads."""
+    sys.setswitchinterval(SWITCH_INTERVAL * max(1.0, threading.active_count() / FEW_THREADS))

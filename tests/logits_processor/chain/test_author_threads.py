@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from support.server import wait_until
 
 from fastdeploy_lp.logits_processor.chain import author_threads
 from fastdeploy_lp.logits_processor.chain.author_threads import (
+    FEW_THREADS,
     MAX_IDLE,
     MAX_LOST,
+    SWITCH_INTERVAL,
     UPLOADER_NICENESS,
     AuthorCall,
     AuthorThreads,
@@ -168,6 +172,17 @@ def test_few_threads_wait_for_calls_of_many_processors() -> None:
         alive[0].join(0.01)
     again = [Asked(threads, lambda: 1, f"processor {number}") for number in range(5 * MAX_IDLE)]
     assert [each.outcome().value for each in again] == [1] * (5 * MAX_IDLE)
+
+
+def test_turns_are_longer_the_more_threads_there_are(held: threading.Event) -> None:
+    threads, count = AuthorThreads(0), 5 * FEW_THREADS
+    asked = [Asked(threads, held.wait, f"processor {number}") for number in range(count)]
+    together = sys.getswitchinterval()
+    assert together > 0.99 * SWITCH_INTERVAL * count / FEW_THREADS
+    held.set()
+    for each in asked:
+        each.outcome()
+    wait_until(lambda: sys.getswitchinterval() < together, FAR)
 
 
 def test_uploads_of_a_client_share_one_thread_of_low_priority(held: threading.Event) -> None:

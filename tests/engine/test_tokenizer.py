@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors
 
+from fastdeploy_lp.config import ModelConfig
+from fastdeploy_lp.engine.prepare.input_processor import InputProcessor
 from fastdeploy_lp.engine.tokenizer import SHORT_TEXT, Cut, Tokenizer
+from fastdeploy_lp.logits_processor import RequestArgsValidator
+from fastdeploy_lp.request.prompt_options import PromptOptions
 
 # Llama 2's way: a byte that no piece has is a token of its own.
 VOCAB = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "b", "▁c", "▁"]
@@ -61,6 +65,16 @@ def test_a_cut_text_keeps_its_special_tokens(
     kept = words[max(len(words) - room, 0) :] if side == "left" else words[:room]
     expected = [0, *kept, 1] if special else kept
     assert framed.encode_cut(text, Cut(most, side), add_special_tokens=special) == expected
+
+
+def test_special_tokens_are_added_where_they_are_asked_for(framed: Tokenizer) -> None:
+    inputs = InputProcessor(ModelConfig("m", "d", "m", 12, 50, (1,)), framed, RequestArgsValidator([], 12))
+    text, added, bare = "w2 w3", [0, 2, 3, 1], [2, 3]
+    for options, of_prompt, of_chat in ((None, added, bare), (True, added, added), (False, bare, bare)):
+        special = PromptOptions(add_special_tokens=options)
+        assert inputs.prompt(text, options=special).token_ids == of_prompt
+        assert inputs.pooling_prompt(text, options=special).token_ids == of_prompt
+        assert inputs.rendered_prompt(text, special).token_ids == of_chat
 
 
 def test_a_long_text_is_cut_too(framed: Tokenizer) -> None:

@@ -335,7 +335,7 @@ class InputProcessor:
     def _of_tokens(self, tokens: list[int], param: str, options: PromptOptions, room_for_output: int) -> Prompt:
         cut = self._cut(options, room_for_output)
         if cut is None:
-            # Before all of them are checked.
+            # A list that is too long is not checked token by token.
             self._require_fit(len(tokens), param, room_for_output)
         self.require_tokens(param, tokens)
         return self._checked(tokens if cut is None else cut.of(tokens), None, param, room_for_output)

@@ -9,7 +9,7 @@ namespace {
 
 typedef long long Longs __attribute__((vector_size(64)));
 constexpr int64_t kLinesPerTask = 16384;
-constexpr int kUnroll = 8, kAhead = 64;
+constexpr int kUnroll = 8, kAhead = 128;
 
 }  // namespace
 
@@ -22,7 +22,7 @@ FDLP_EXPORT int64_t bench_stream(const Longs* lines, int64_t count) {
             const int64_t first = task * kLinesPerTask, end = first + kLinesPerTask < count ? first + kLinesPerTask : count;
             for (int64_t line = first; line < end; line += kUnroll)
                 for (int i = 0; i < kUnroll; ++i) {
-                    __builtin_prefetch(lines + line + kAhead + i);
+                    __builtin_prefetch(lines + line + kAhead + i, 0, 2);
                     sums[i] += lines[line + i];
                 }
         });

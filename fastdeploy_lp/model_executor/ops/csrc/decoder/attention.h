@@ -52,7 +52,7 @@ void score_strips(Strips<Element>& strips, ContextPrefetcher<Element>& prefetche
         const Element* keys[Count];
 #pragma GCC unroll 6
         for (int i = 0; i < Count; ++i) {
-            if (d % kPerLine == 0) __builtin_prefetch(later[i] + d * kLanes);
+            if (d % kPerLine == 0) prefetch_line(later[i] + d * kLanes);
             keys[i] = taken[i].keys + d * kLanes;
         }
         sums.add(room.queries + d, head_dim, keys);
@@ -115,7 +115,7 @@ void mix_columns(Strips<Element> strips, ContextPrefetcher<Element>& prefetcher,
         const Element *v = strip.values + from, *later = prefetcher.next();
         const int end = std::min(strip.position + strip.count, length);
         for (int position = strip.position; position < end; ++position, v += width, later += width) {
-            for (int i = 0; i < lines; ++i) __builtin_prefetch(later + i * kLine);
+            for (int i = 0; i < lines; ++i) prefetch_line(later + i * kLine);
             const Element* parts[Vectors];
 #pragma GCC unroll 4
             for (int i = 0; i < Vectors; ++i) parts[i] = v + i * kLanes;

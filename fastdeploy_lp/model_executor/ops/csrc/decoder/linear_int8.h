@@ -15,7 +15,7 @@ namespace linear_int8 {
 
 constexpr int kGroup = packed_weights::kGroup;
 // Prefetch distance in groups.
-constexpr int kGroupsAhead = 4;
+constexpr int kGroupsAhead = 8;
 
 using packed_weights::groups_of;
 

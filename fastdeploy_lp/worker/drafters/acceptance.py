@@ -48,5 +48,8 @@ class Acceptance:
 
     def learn(self, slot: int, kind: str, right: int, verified: int) -> None:
         """Records that `right` of `verified` tokens of a draft were right, all but the last one if not all are."""
-        self._own.setdefault((slot, kind), Tally(0.0, 0.0)).add(right, verified, KEEP_OWN)
+        own = self._own.get((slot, kind))
+        if own is None:
+            own = self._own[slot, kind] = Tally(0.0, 0.0)
+        own.add(right, verified, KEEP_OWN)
         self._all[kind].add(right, verified, KEEP_ALL)

@@ -20,10 +20,9 @@ class ForcedDrafter(Drafter):
     def __init__(self, forced: ForcedTokens) -> None:
         self._forced = forced
 
-    @property
-    def is_idle(self) -> bool:
-        """True if no request has a processor that forces tokens."""
-        return not self._forced
+    def begin_step(self, least_share: float) -> bool:  # noqa: ARG002
+        """See `Drafter`: True if a request has a processor that forces tokens."""
+        return bool(self._forced)
 
     def draft(self, sequence: Sequence, count: int) -> Draft | None:
         """See `Drafter`."""
@@ -45,10 +44,9 @@ class GrammarDrafter(Drafter):
         # Slots whose sequences have a grammar.
         self._slots: set[int] = set()
 
-    @property
-    def is_idle(self) -> bool:
-        """True if no sequence has a grammar."""
-        return not self._slots
+    def begin_step(self, least_share: float) -> bool:  # noqa: ARG002
+        """See `Drafter`: True if a sequence has a grammar."""
+        return bool(self._slots)
 
     def enter(self, sequence: Sequence) -> None:
         """See `Drafter`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from fastdeploy_lp.config.speculation import Speculation
 from fastdeploy_lp.worker.drafters.drafter import Draft, Drafter, MatchKinds
@@ -14,46 +14,84 @@ from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 MATCHES = MatchKinds("ngram")
 # No token has this id.
 PREDICTION_ENDS = -1
-# Looks in vain in a row after which one more place is left out before the next look, and the most places left out.
-PATIENCE, MOST_LEFT_OUT = 8, 3
+
+
+class Pace(NamedTuple):
+    """How often a text is looked at: half as often after each `patience` looks in vain, at most `halvings` times."""
+
+    patience: int
+    halvings: int
+
+
+# Where drafts that are seldom right pay off, too; where they do not; and in each step.
+CHEAP, DEAR, STEADY = Pace(8, 2), Pace(4, 3), Pace(1, 0)
+SELDOM_RIGHT = MATCHES.shares[MATCHES.one]
 
 
 @dataclass(slots=True)
 class _Text:
-    """The index of a sequence's prediction, prompt, and first `indexed` output tokens.
+    """The index of a sequence's prediction, prompt, and first `indexed` output tokens; None before the first look.
 
-    looked_at, guess: the number of output tokens at the last look, and the token that was drafted, if any. in_vain:
-    looks in a row without a right one. look_from: the number of output tokens at the next look.
+    step, num_output, guess: of the last look, the step, the number of output tokens, and the token that was drafted, if
+    any. in_vain: looks in a row that did not pay off. next_look: the first step of the next look.
     """
 
-    index: TokenIndex
+    index: TokenIndex | None = None
     indexed: int = 0
-    looked_at: int = 0
+    step: int = 0
+    num_output: int = 0
     guess: int = PREDICTION_ENDS
     in_vain: int = 0
-    look_from: int = 0
+    next_look: int = 0
 
-    def looked(self, output: Sequence[int], guess: int, most_left_out: int) -> None:
-        """Compares the last guess with the token that came, and sets the next look."""
-        right = self.looked_at < len(output) and output[self.looked_at] == self.guess
-        self.in_vain = 0 if right else self.in_vain + 1
-        self.looked_at, self.guess = len(output), guess
-        self.look_from = len(output) + 1 + min(self.in_vain // PATIENCE, most_left_out)
+    def looked(self, output: Sequence[int], guess: int, step: int, pace: Pace) -> None:
+        """Counts the last look, and keeps this one."""
+        right = self.num_output < len(output) and output[self.num_output] == self.guess
+        verified = len(output) - self.num_output > step - self.step
+        self.in_vain = 0 if right and (verified or pace is not DEAR) else self.in_vain + 1
+        self.step, self.num_output, self.guess = step, len(output), guess
+
+    def wait(self, pace: Pace) -> None:
+        """Sets the next look.
+
+        Looks at different texts fall into the same steps: the first of a step takes longer than all others.
+        """
+        period = 1 << min(self.in_vain // pace.patience, pace.halvings)
+        self.next_look = (self.step // period + 1) * period
 
 
 class NgramDrafter(Drafter):
     """Repeats the text after the longest match of a sequence's last tokens in its prediction, prompt and output.
 
     Source: Saxena, "Prompt Lookup Decoding", 2023. An index is built when a sequence first needs a draft. With adaptive
-    drafts, it looks less often in a sequence where it was wrong for long.
+    drafts, it looks less often at a sequence where that did not pay off for long.
     """
 
     kinds: ClassVar[dict[str, float]] = MATCHES.shares
 
     def __init__(self, settings: Speculation) -> None:
         self._shortest, self._longest = settings.prompt_lookup_min, settings.prompt_lookup_max
-        self._most_left_out = MOST_LEFT_OUT if settings.adaptive else 0
+        self._adaptive = settings.adaptive
+        self._pace = STEADY
         self._texts: dict[int, _Text] = {}
+        # Number of this step, and the earliest next look at a text, or an earlier step.
+        self._step = self._next_look = 0
+
+    def enter(self, sequence: WorkerSequence) -> None:
+        """See `Drafter`."""
+        if sequence.params.speculative:
+            self._texts[sequence.slot] = _Text()
+            self._next_look = 0
+
+    def begin_step(self, least_share: float) -> bool:
+        """See `Drafter`: True if a text is looked at in this step."""
+        self._step += 1
+        if self._step < self._next_look:
+            return False
+        if self._adaptive:
+            self._pace = CHEAP if least_share < SELDOM_RIGHT else DEAR
+        self._next_look = min((text.next_look for text in self._texts.values()), default=self._step + 1)
+        return self._step >= self._next_look
 
     def leave(self, slot: int) -> None:
         """Clears a slot."""
@@ -61,27 +99,30 @@ class NgramDrafter(Drafter):
 
     def draft(self, sequence: WorkerSequence, count: int) -> Draft | None:
         """See `Drafter`."""
-        text = self._texts.get(sequence.slot) or self._new_text(sequence)
-        output = sequence.output_token_ids
-        if len(output) < text.look_from:
+        text = self._texts[sequence.slot]
+        if text.next_look > self._step:
             return None
-        text.index.extend(output[text.indexed :])
+        if text.index is None:
+            text.index = self._new_index(sequence)
+        index, output = text.index, sequence.output_token_ids
+        index.extend(output[text.indexed :])
         text.indexed = len(output)
         tokens: list[int] = []
-        position, length = text.index.match()
+        position, length = index.match()
         if length:
-            tokens = text.index.after(position, count)
+            tokens = index.after(position, count)
             if PREDICTION_ENDS in tokens:
                 tokens = tokens[: tokens.index(PREDICTION_ENDS)]
-        text.looked(output, tokens[0] if tokens else PREDICTION_ENDS, self._most_left_out)
+        text.looked(output, tokens[0] if tokens else PREDICTION_ENDS, self._step, self._pace)
+        # After such a match a draft is mostly right, and known to be so only at the next look.
+        text.wait(STEADY if length == self._longest else self._pace)
         if not tokens:
             return None
         return Draft(tokens, MATCHES.of(length, self._longest))
 
-    def _new_text(self, sequence: WorkerSequence) -> _Text:
+    def _new_index(self, sequence: WorkerSequence) -> TokenIndex:
         index = TokenIndex(self._shortest, self._longest)
         if isinstance(sequence.params.prediction, list):
             index.extend([*sequence.params.prediction, PREDICTION_ENDS])
         index.extend(sequence.prompt_token_ids)
-        text = self._texts[sequence.slot] = _Text(index)
-        return text
+        return index

@@ -69,8 +69,8 @@ class SuffixDrafter(Drafter):
             self._waiting.append(answer)
             self._num_waiting += answer.end - answer.begin
 
-    def begin_step(self) -> None:
-        """Indexes a portion of the answers that wait."""
+    def begin_step(self, least_share: float) -> bool:  # noqa: ARG002
+        """See `Drafter`: indexes a portion of the answers that wait."""
         pieces: list[Piece] = []
         left = PORTION
         while self._waiting and left > 0:
@@ -79,6 +79,7 @@ class SuffixDrafter(Drafter):
             left -= len(piece)
         if pieces:
             self._index.add(pieces)
+        return True
 
     def _next_piece(self, most: int) -> Piece:
         """Returns at most `most` tokens of the answer that has waited longest, without which it waits on."""

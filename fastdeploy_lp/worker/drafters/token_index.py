@@ -10,7 +10,8 @@ NOWHERE = -1
 MAX_CANDIDATES = 16
 # A match of so many tokens is looked for before that of the last token alone, which occurs at many places.
 PAIR = 2
-_FIRST_SIZE = 256
+# Tokens that the first tables are large enough for.
+_FIRST_TOKENS = 128
 _FACTOR = 0x9E3779B1
 
 
@@ -111,7 +112,7 @@ class _Chains:
     __slots__ = ("before", "mask", "newest")
 
     def __init__(self) -> None:
-        self.widen(_FIRST_SIZE // 8)
+        self.widen(_FIRST_TOKENS)
 
     def widen(self, tokens: int) -> None:
         """Clears chains and table, which becomes large enough."""

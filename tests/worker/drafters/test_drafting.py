@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import ClassVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.drafters import KnowsMost
 from support.sequences import sequence
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.config.speculation import Speculation
 from fastdeploy_lp.worker.drafters.drafter import Draft, Drafter
-from fastdeploy_lp.worker.drafters.drafting import TRIAL_TOKENS, Drafting
+from fastdeploy_lp.worker.drafters.drafting import TRIAL_TOKENS, Drafting, Plan
+from fastdeploy_lp.worker.drafters.drafting import _lengths as lengths_of
 from fastdeploy_lp.worker.drafters.step_costs import ROUNDS, StepCosts
 from fastdeploy_lp.worker.sequence import Sequence
 
@@ -112,10 +116,32 @@ def test_the_draft_with_most_tokens_that_are_likely_right_counts(
     assert made.drafts([generating()], 1, ROOM)[0].kind == kind
 
 
+@given(
+    seconds=st.lists(st.floats(0.0, 1.0), min_size=64, max_size=64),
+    drafts=st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(1, 8), st.booleans()), min_size=1, max_size=8),
+    draw=st.floats(0.0, 2.0),
+    room=st.integers(0, 64),
+)
+def test_no_number_of_tokens_pays_where_none_may(
+    seconds: list[float], drafts: list[tuple[float, int, bool]], draw: float, room: int
+) -> None:
+    costs = StepCosts({1 + tokens: took for tokens, took in enumerate(accumulate(seconds, initial=1.0))})
+    costs.draw_seconds = draw
+    plan = Plan(costs, len(drafts), len(drafts), room)
+    shares = {slot: share for slot, (share, _, _) in enumerate(drafts)}
+    counts = {slot: count for slot, (_, count, _) in enumerate(drafts)}
+    rounds = {slot for slot, (_, _, in_rounds) in enumerate(drafts) if in_rounds}
+    expected = sum(sum(share**place for place in range(1, 1 + count)) for share, count, _ in drafts)
+    # Sums in another order differ in their last bits.
+    if not plan.may_pay(max(shares.values()), 1.0001 * expected, 0.0 if rounds else draw):
+        assert lengths_of(counts, shares, rounds, plan) == {}
+
+
 class Idle(Surely):
     """Has a draft, and says that it has none."""
 
-    is_idle = True
+    def begin_step(self, least_share: float) -> bool:
+        return False
 
 
 def test_an_idle_drafter_is_not_asked() -> None:

@@ -9,46 +9,130 @@ from support.sequences import sequence
 
 from fastdeploy_lp.config.speculation import Speculation
 from fastdeploy_lp.worker.drafters.drafter import Draft
-from fastdeploy_lp.worker.drafters.ngram import MOST_LEFT_OUT, PATIENCE, NgramDrafter
+from fastdeploy_lp.worker.drafters.ngram import CHEAP, DEAR, SELDOM_RIGHT, NgramDrafter, Pace
+from fastdeploy_lp.worker.sequence import Sequence
 
 # No pair of its tokens occurs again, so that nothing is found.
 NEW = list(range(100, 300))
+PACES = [(0.0, CHEAP), (SELDOM_RIGHT, DEAR)]
 
 
-def looks(drafter: NgramDrafter, output: list[int], prompt: list[int]) -> list[int]:
-    """The places of the output after which the drafter drafts something."""
-    grown = sequence(prompt, slot=0, output=[], max_tokens=900, max_model_len=1000)
-    found = []
-    for place, token in enumerate(output):
-        grown.append(token)
-        if drafter.draft(grown, 4) is not None:
-            found.append(place + 1)
-    return found
+class Steps:
+    """Steps of sequences whose tokens are known: each yields one token, or a draft that is right as a whole."""
+
+    def __init__(self, drafter: NgramDrafter, prompt: list[int], least_share: float = 0.0) -> None:
+        self.drafter, self.prompt, self.least_share = drafter, prompt, least_share
+        self.sequences: list[Sequence] = []
+
+    def enter(self) -> Sequence:
+        """A new sequence, which enters a slot."""
+        made = sequence(self.prompt, slot=len(self.sequences), output=[], max_tokens=900, max_model_len=1000)
+        self.drafter.enter(made)
+        self.sequences.append(made)
+        return made
+
+    def step(self, tokens: list[list[int]]) -> list[Draft | None]:
+        """The drafts by sequence before a step after which they have these further tokens."""
+        drafts: list[Draft | None] = [None] * len(tokens)
+        if self.drafter.begin_step(self.least_share):
+            drafts = [self.drafter.draft(each, 4) for each in self.sequences]
+        for each, further in zip(self.sequences, tokens, strict=True):
+            for token in further:
+                each.append(token)
+        return drafts
+
+    def looks(self, output: list[int]) -> list[int]:
+        """The places of the output of the only sequence after which there is a draft; a right one is verified."""
+        self.enter()
+        found, place = [], 0
+        while place <= len(output):
+            (draft,) = self.step([[]])
+            right = 0
+            if draft is not None:
+                found.append(place)
+                came = output[place : place + len(draft.tokens)]
+                right = next((i for i, token in enumerate(came) if token != draft.tokens[i]), len(came))
+            for token in output[place : place + 1 + right]:
+                self.sequences[0].append(token)
+            place += 1 + right
+        return found
 
 
 @pytest.mark.parametrize("shortest", [1, 2, 5])
 def test_what_follows_so_many_tokens_is_drafted_at_each_place(shortest: int) -> None:
     prompt, settings = list(range(20, 60)), Speculation(prompt_lookup_min=shortest)
-    assert looks(NgramDrafter(settings), prompt[:30], prompt) == list(range(shortest, 31))
+    steps = Steps(NgramDrafter(settings), prompt)
+    steps.enter()
+    found = [place for place in range(30) if steps.step([[prompt[place]]]) != [None]]
+    assert found == list(range(shortest, 30))
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
-def test_places_are_left_out_where_drafts_were_wrong_for_long(adaptive: bool) -> None:
+@pytest.mark.parametrize(("least_share", "pace"), PACES)
+def test_looks_are_rarer_where_drafts_were_wrong_for_long(adaptive: bool, least_share: float, pace: Pace) -> None:
     # After each new pair, the prompt continues otherwise than the output.
     prompt = [each for one, two in pairwise(NEW) for each in (one, two, 7)]
     drafter = NgramDrafter(Speculation(adaptive=adaptive, prompt_lookup_min=2))
-    steps = [later - earlier for earlier, later in pairwise(looks(drafter, NEW, prompt))]
-    assert max(steps) == (1 + MOST_LEFT_OUT if adaptive else 1)
-    assert steps[: PATIENCE - 2] == [1] * (PATIENCE - 2)
+    steps = [later - earlier for earlier, later in pairwise(Steps(drafter, prompt, least_share).looks(NEW))]
+    assert max(steps) == (2**pace.halvings if adaptive else 1)
+    assert steps[: pace.patience - 3] == [1] * (pace.patience - 3)
 
 
-def test_a_repetition_is_found_late_but_whole_after_many_looks_in_vain() -> None:
+@pytest.mark.parametrize(("least_share", "pace"), PACES)
+def test_a_repetition_is_found_late_but_whole_after_many_looks_in_vain(least_share: float, pace: Pace) -> None:
     prompt = list(range(20, 60))
-    found = looks(NgramDrafter(Speculation()), [*NEW, *prompt[:30]], prompt)
-    assert len(NEW) < found[0] <= len(NEW) + 1 + MOST_LEFT_OUT
-    # From the first right guess on it looks at each place.
-    assert found[1:] == list(range(found[1], len(NEW) + 31))
-    assert found[1] <= found[0] + 1 + MOST_LEFT_OUT
+    found = Steps(NgramDrafter(Speculation()), prompt, least_share).looks([*NEW, *prompt[:30]])
+    assert len(NEW) < found[0] <= len(NEW) + 2**pace.halvings
+    # From the second look on it looks in each step, and a step of a whole draft yields 5 tokens.
+    assert found[1] < found[0] + 5 + 2**pace.halvings
+    assert {later - earlier for earlier, later in pairwise(found[1:-1])} == {5}
+
+
+def test_the_longest_match_is_followed_in_each_step() -> None:
+    prompt = list(range(20, 60))
+    steps = Steps(NgramDrafter(Speculation(prompt_lookup_max=3)), prompt, SELDOM_RIGHT)
+    steps.enter()
+    for token in NEW:
+        steps.step([[token]])
+    for token in prompt[:3]:
+        steps.sequences[0].append(token)
+    found = [steps.step([[token]]) != [None] for token in prompt[3:30]]
+    assert found == [False] * found.index(True) + [True] * (len(found) - found.index(True))
+
+
+@pytest.mark.parametrize(("least_share", "looks_in_vain"), [(0.0, False), (SELDOM_RIGHT, True)])
+def test_a_right_draft_that_no_step_verified_counts_only_where_drafts_are_cheap(
+    least_share: float, looks_in_vain: bool
+) -> None:
+    prompt = list(range(20, 100))
+    # One token a step. No match is as long as the longest that counts.
+    steps = Steps(NgramDrafter(Speculation(prompt_lookup_max=64)), prompt, least_share)
+    steps.enter()
+    found = [place for place, token in enumerate(prompt[:60]) if steps.step([[token]]) != [None]]
+    assert (max(later - earlier for earlier, later in pairwise(found)) > 1) is looks_in_vain
+
+
+def test_looks_at_several_texts_fall_into_the_same_steps() -> None:
+    steps, looked = Steps(NgramDrafter(Speculation()), [1, 2], SELDOM_RIGHT), []
+    for place in range(100):
+        if place in (0, 3, 10):
+            steps.enter()
+        looked.append(steps.drafter.begin_step(SELDOM_RIGHT))
+        for each in steps.sequences:
+            if looked[-1]:
+                steps.drafter.draft(each, 4)
+            each.append(NEW[place])
+    # Each text alone is looked at in every eighth step in the end.
+    assert sum(looked[-32:]) == 4
+
+
+def test_a_new_text_is_looked_at_at_once() -> None:
+    steps = Steps(NgramDrafter(Speculation()), NEW)
+    steps.enter()
+    for token in range(900, 960):
+        steps.step([[token]])
+    steps.enter()
+    assert steps.drafter.begin_step(0.0)
 
 
 @pytest.mark.parametrize(
@@ -57,4 +141,6 @@ def test_a_repetition_is_found_late_but_whole_after_many_looks_in_vain() -> None
 def test_the_kind_of_a_draft_is_the_length_of_its_match(matching: int, kind: str) -> None:
     prompt = list(range(20, 40))
     grown = sequence(prompt, slot=0, output=prompt[10 - matching : 10], max_tokens=900, max_model_len=1000)
-    assert NgramDrafter(Speculation(prompt_lookup_max=8)).draft(grown, 2) == Draft(prompt[10:12], kind)
+    drafter = NgramDrafter(Speculation(prompt_lookup_max=8))
+    drafter.enter(grown)
+    assert drafter.draft(grown, 2) == Draft(prompt[10:12], kind)

@@ -120,7 +120,9 @@ def test_others_get_their_tokens_while_a_constructor_waits(kind: str) -> None:
     for number in range(3):
         assert steps.until_over(f"r{number}")[-1].finish_reason == "length"
     assert engine.has_work
-    assert not engine.can_step
+    # An order has a second constructor, which may return late: a step takes it. Then there is nothing to do.
+    while engine.can_step:
+        assert engine.step().steps == []
     Gate.opened.set()
     ran = Ran()
     for step in steps.until_over("held"):

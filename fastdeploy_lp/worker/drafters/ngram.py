@@ -17,13 +17,13 @@ PREDICTION_ENDS = -1
 
 
 class Pace(NamedTuple):
-    """How often a text is looked at: half as often after each `patience` looks in vain, at most `halvings` times."""
+    """The frequency of looks: halved after each `patience` looks in vain, at most `halvings` times."""
 
     patience: int
     halvings: int
 
 
-# Where drafts that are seldom right pay off, too; where they do not; and in each step.
+# CHEAP: drafts that are seldom right pay off, too. DEAR: they do not. STEADY: a look in each step.
 CHEAP, DEAR, STEADY = Pace(8, 2), Pace(4, 3), Pace(1, 0)
 SELDOM_RIGHT = MATCHES.shares[MATCHES.one]
 
@@ -64,7 +64,7 @@ class NgramDrafter(Drafter):
     """Repeats the text after the longest match of a sequence's last tokens in its prediction, prompt and output.
 
     Source: Saxena, "Prompt Lookup Decoding", 2023. An index is built when a sequence first needs a draft. With adaptive
-    drafts, it looks less often at a sequence where that did not pay off for long.
+    drafts, it looks less often at a sequence after many looks that did not pay off.
     """
 
     kinds: ClassVar[dict[str, float]] = MATCHES.shares

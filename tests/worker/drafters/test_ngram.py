@@ -24,12 +24,11 @@ class Steps:
         self.drafter, self.prompt, self.least_share = drafter, prompt, least_share
         self.sequences: list[Sequence] = []
 
-    def enter(self) -> Sequence:
-        """A new sequence, which enters a slot."""
+    def enter(self) -> None:
+        """Adds a sequence, which enters a slot."""
         made = sequence(self.prompt, slot=len(self.sequences), output=[], max_tokens=900, max_model_len=1000)
         self.drafter.enter(made)
         self.sequences.append(made)
-        return made
 
     def step(self, tokens: list[list[int]]) -> list[Draft | None]:
         """The drafts by sequence before a step after which they have these further tokens."""

@@ -11,7 +11,7 @@ MAX_CANDIDATES = 16
 # A match of so many tokens is looked for before that of the last token alone, which occurs at many places.
 PAIR = 2
 # Tokens that the first tables are large enough for.
-_FIRST_TOKENS = 128
+_FIRST_TOKENS = 32
 _FACTOR = 0x9E3779B1
 
 

@@ -433,8 +433,8 @@ static inline Floats second_of_pairs(Words pairs) { return (Floats)(pairs & 0xff
 // Byte `i` of each 4 as a number.
 static inline Ints byte_of_each(Bytes v, int i) { return (Ints)((Words)v >> (8 * i) & 255); }
 
-// To the second-level cache, which can wait for more lines at a time than the first: on Zen 4, attention to contexts in memory took half the
-// time, and passes of one row a tenth less.
+// To the second-level cache, which can wait for more lines at a time than the first: on Zen 4, attention to contexts in memory took half
+// the time, and passes of one row a tenth less.
 static inline void prefetch_line(const void* from) { __builtin_prefetch(from, 0, 2); }
 
 static inline void prefetch(const void* from, int64_t bytes) {

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdeploy_lp.logits_processor.vllm_v1 import WrongResultError
+from fastdeploy_lp.logits_processor.vllm_v1 import require_same_kind
 from fastdeploy_lp.platforms import current_platform, to_device
+from fastdeploy_lp.platforms.host_memory import writable_view
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -45,20 +46,27 @@ def token_row(token_ids: Sequence[int], like: Any) -> Any:
 
 
 def to_torch(tensor: Tensor) -> Any:
-    """Returns a torch view of the same memory; writes on one side are visible on the other."""
+    """Returns a torch view of the same memory; writes on one side are visible on the other.
+
+    Through numpy on the host, which returns the memory with the interpreter's lock held. torch returns it without: if
+    Paddle got it by `paddle.from_dlpack`, Paddle then waits for the interpreter's lock with a lock of its own held. A
+    thread in `paddle.from_dlpack`, which waits for that one with the interpreter's held, makes both wait forever.
+    """
     import torch
 
-    return torch.from_dlpack(tensor.detach())
+    detached = tensor.detach()
+    host = writable_view(detached)
+    return torch.from_dlpack(detached) if host is None else torch.from_numpy(host)
 
 
 def to_paddle(result: Any, original: Tensor) -> Tensor:
-    """Returns a torch processor's result as a Paddle tensor: `original` itself if it was changed in place."""
-    import paddle
-    import torch
+    """Returns `original` with a torch processor's result, which is copied to it unless it is in the same memory.
 
-    if not isinstance(result, torch.Tensor):
-        raise WrongResultError(f"returned {type(result).__name__}, not a torch tensor")
-    same_memory = result.data_ptr() == original.data_ptr()
-    if same_memory and list(result.shape) == list(original.shape) and list(result.stride()) == original.strides:
-        return original
-    return paddle.from_dlpack(result.detach().contiguous())
+    Not passed to `paddle.from_dlpack`: torch gives up the interpreter's lock while it releases a tensor, in this case
+    with Paddle's lock held (see `to_torch`). Raises WrongResultError for a result of another shape or dtype.
+    """
+    view = to_torch(original)
+    require_same_kind(result, view)
+    if result.data_ptr() != view.data_ptr() or result.stride() != view.stride():
+        view.copy_(result.detach().contiguous())
+    return original

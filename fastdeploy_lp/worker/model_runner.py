@@ -232,7 +232,9 @@ class ModelRunner(ModelRunnerBase):
             self._drafting.costs.draw_took(time.perf_counter() - began)
         return drawn
 
-    def _draw_ahead(self, logits: Tensor, slots: NDArray[np.int64], places: NDArray[np.int64]) -> Tensor:
+    def _draw_ahead(
+        self, logits: Tensor, slots: NDArray[np.int64], places: NDArray[np.int64]
+    ) -> Tensor | NDArray[np.int64]:
         masks = self._masks
         if masks:
             self.mask.apply_ahead(logits, slots)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -20,13 +21,18 @@ from fastdeploy_lp.worker.sequence import ScheduledChunk
 class DrawnAhead:
     """Tokens of whole drafts, drawn before it is known which draft tokens are right.
 
-    chunks: the sequences; counts: the rows of each, of its next token and of further ones. tensors: their tokens, int64
-    [rows] on the device, or nothing.
+    chunks: the sequences; counts: the rows of each, of its next token and of further ones. drawn: their tokens, int64
+    [rows], on the device or on the host.
     """
 
     chunks: Sequence[ScheduledChunk] = ()
     counts: Sequence[int] = ()
-    tensors: list[Tensor] = field(default_factory=list)
+    drawn: Tensor | NDArray[np.int64] = field(default_factory=partial(np.empty, 0, np.int64))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tokens, if they are on the device."""
+        return [] if isinstance(self.drawn, np.ndarray) else [self.drawn]
 
     def unpack(self, read: Iterator[NDArray[Any]]) -> dict[int, list[int]]:
         """Returns by slot the tokens after the first one that follow right draft tokens.
@@ -34,7 +40,8 @@ class DrawnAhead:
         Consumes the host copies of `tensors` from `read`. A row without a token ends a list: the next round reports it.
         """
         found: dict[int, list[int]] = {}
-        drawn = iter(next(read).astype(np.int64).tolist() if self.tensors else ())
+        host = self.drawn if isinstance(self.drawn, np.ndarray) else next(read).astype(np.int64)
+        drawn = iter(host.tolist())
         for chunk, count in zip(self.chunks, self.counts, strict=True):
             tokens = [next(drawn) for _ in range(count)]
             draft = chunk.draft[: count - 1]
@@ -49,8 +56,8 @@ class DrawnAhead:
 
 NOTHING_AHEAD = DrawnAhead()
 MAX_ROWS = 1 + MAX_DRAFT
-# Draws a token for each row of logits [rows, vocab_size]; slots, places: int64 [rows].
-Draw = Callable[[Tensor, NDArray[np.int64], NDArray[np.int64]], Tensor]
+# Draws a token for each row of logits [rows, vocab_size], on the device or on the host; slots, places: int64 [rows].
+Draw = Callable[[Tensor, NDArray[np.int64], NDArray[np.int64]], Tensor | NDArray[np.int64]]
 
 
 class VerifiedRows:
@@ -81,4 +88,4 @@ class VerifiedRows:
         if len(places) < logits.shape[0]:
             first = [self._first[chunk.sequence.slot] for chunk in chunks]
             logits = take_rows(logits, np.repeat(first, counts) + places)
-        return DrawnAhead(chunks, counts, [draw(logits, slots, places)])
+        return DrawnAhead(chunks, counts, draw(logits, slots, places))

@@ -14,17 +14,7 @@ def seeded_uniform(seeds: Uint64Array, positions: Uint64Array) -> NDArray[np.flo
     Two rounds of the SplitMix64 finalizer (Steele et al., 2014) over seed and position; the top 24 bits become a
     float32 without rounding.
     """
-    return uniform_at(mixed_seeds(seeds), positions)
-
-
-def mixed_seeds(seeds: Uint64Array) -> Uint64Array:
-    """Returns the part of `seeded_uniform` that depends on the seeds alone."""
-    return _mix(seeds)
-
-
-def uniform_at(mixed: Uint64Array, positions: Uint64Array) -> NDArray[np.float32]:
-    """Returns `seeded_uniform` for seeds after `mixed_seeds`."""
-    words = _mix(mixed ^ (positions * np.uint64(0x9E3779B97F4A7C15)))
+    words = _mix(_mix(seeds) ^ (positions * np.uint64(0x9E3779B97F4A7C15)))
     return ((words >> np.uint64(40)).astype(np.float32) + 1) * np.float32(2.0**-24)
 
 

@@ -18,7 +18,7 @@ from fastdeploy_lp.logits_processor.builtin.bans import (
 )
 from fastdeploy_lp.logits_processor.builtin.penalties import NO_PENALTIES, TokenPenaltyProcessor
 from fastdeploy_lp.logits_processor.builtin.slot_processor import SlotProcessor
-from fastdeploy_lp.logits_processor.sequence_state.uniform import mixed_seeds, uniform_at
+from fastdeploy_lp.logits_processor.sequence_state.uniform import seeded_uniform
 from fastdeploy_lp.messages import TokenLogprobs
 from fastdeploy_lp.model_executor.ops.row_ops import Draws, Floats, Int64s, RowEdits, RowOps
 from fastdeploy_lp.model_executor.ops.row_selection import row_ops
@@ -166,7 +166,7 @@ class ChainTail:
 class RequestParameters:
     """The parameters of the requests in some slots [n], which do not change from token to token; arrays [n].
 
-    seeds: as `uniform_at` takes them. offsets: number of the first token's draw.
+    offsets: number of the first token's draw.
     """
 
     temperature: Floats
@@ -186,7 +186,7 @@ class RequestParameters:
             min_p=share_inputs["min_p_cpu"][slots, 0],
             top_k=share_inputs["top_k_cpu"][slots, 0],
             top_p=share_inputs["top_p_cpu"][slots, 0],
-            seeds=mixed_seeds(share_inputs["seed"][slots, 0]),
+            seeds=share_inputs["seed"][slots, 0],
             offsets=share_inputs["draw_offset"][slots, 0],
             all_greedy=not temperature.any(),
         )
@@ -201,7 +201,7 @@ class RequestParameters:
 
     def uniforms(self, num_tokens: Int64s) -> Floats:
         """Returns the numbers [..., n] that draw the tokens after `num_tokens` [..., n] output tokens."""
-        return uniform_at(self.seeds, (self.offsets + num_tokens).astype(np.uint64))
+        return seeded_uniform(self.seeds, (self.offsets + num_tokens).astype(np.uint64))
 
 
 class DrawParameters:
@@ -289,14 +289,15 @@ class Sampler:
 
     def draw_ahead(
         self, logits: Tensor, share_inputs: Mapping[str, Any], slots: Int64s, places: Int64s, *, guard: bool
-    ) -> Tensor:
-        """Returns a token int64 [rows] for each row of logits [rows, vocab_size], on the device.
+    ) -> Tensor | Int64s:
+        """Returns a token int64 [rows] for each row of logits [rows, vocab_size], where the logits are computed.
 
         Row r is for the token that is `places[r]` after the next one of slot `slots[r]`, which must not need each
         token. guard: a row may be without a token; it yields -1.
         """
         draws = RequestParameters.of(share_inputs, slots).draws(share_inputs["step_idx"][slots, 0] + places)
-        return self.ops.draw(logits, draws, guard=guard)
+        draw = self.ops.draw_to_host if current_platform().computes_on_host else self.ops.draw
+        return draw(logits, draws, guard=guard)
 
     def capture(self, logits: Tensor, slots: Int64s) -> None:
         """Keeps the rows of the raw logits [rows, vocab_size] that logprobs need; row r is slot `slots[r]`."""

@@ -104,7 +104,7 @@ class TorchTensors(Tensors):
         return to_torch(logits)
 
     def result(self, made: Any, logits: Tensor) -> Tensor:
-        """Returns the logits with the result."""
+        """Returns the result as a Paddle tensor."""
         return to_paddle(made, logits)
 
     def of(self, host: NDArray[Any]) -> Any:

@@ -60,13 +60,17 @@ def to_torch(tensor: Tensor) -> Any:
 
 
 def to_paddle(result: Any, original: Tensor) -> Tensor:
-    """Returns `original` with a torch processor's result, which is copied to it unless it is in the same memory.
+    """Returns a torch processor's result as a Paddle tensor: `original` itself if it was changed in place, else a copy.
 
     Not passed to `paddle.from_dlpack`: torch gives up the interpreter's lock while it releases a tensor, in this case
     with Paddle's lock held (see `to_torch`). Raises WrongResultError for a result of another shape or dtype.
     """
+    import paddle
+
     view = to_torch(original)
     require_same_kind(result, view)
-    if result.data_ptr() != view.data_ptr() or result.stride() != view.stride():
-        view.copy_(result.detach().contiguous())
-    return original
+    if result.data_ptr() == view.data_ptr() and result.stride() == view.stride():
+        return original
+    made = paddle.empty_like(original)
+    to_torch(made).copy_(result.detach())
+    return made

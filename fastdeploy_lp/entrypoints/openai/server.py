@@ -140,6 +140,8 @@ async def _serve(setup: DeclaredEngine, args: ServerArgs, listeners: _Listeners)
         app = build_app(engine, args, setup.io_processor, policies)
         server = HTTPServer(_uvicorn_config(app, protocol, _tls(args)), bounds)
         life = ServerLife(server, engine, signals, args.timeout_graceful_shutdown)
+        # The processors' libraries are loaded: a process that is killed once it is ready leaves no shared memory.
+        shared_memory.remove_of(os.getpid())
         started = await life.run(listeners.api, lambda: _on_ready(engine, args, listeners.api))
     finally:
         await engine.shutdown()
@@ -160,8 +162,6 @@ def _open_request_log(engine: Engine, path: str, max_bytes: int) -> RequestLog:
 
 
 def _on_ready(engine: Engine, args: ServerArgs, listener: socket.socket) -> None:
-    # The processors' libraries are loaded: a process killed later leaves no shared memory.
-    shared_memory.remove_of(os.getpid())
     # Objects created at startup live until exit: exclude them from garbage collection.
     gc.collect()
     gc.freeze()

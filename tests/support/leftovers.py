@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,19 +30,18 @@ def check_nothing_left(server: ServerProcess, *worker_pids: int, before: Collect
         with socket.create_server(("127.0.0.1", port)):
             pass
     assert os.listdir(server.environment["TMPDIR"]) == []
-    own = _names_with(f"_{pid}_" for pid in (server.pid, *worker_pids))
+    own = _names_with(*(f"_{pid}_" for pid in (server.pid, *worker_pids)))
     assert not own, f"shared memory is left: {own}"
+
+    def others() -> set[str]:
+        return _names_with("fastdeploy", "paddle") - set(before or ())
+
     if before is not None:
         # Servers of other tests, which run at the same time, may have some for a while.
-        wait_until(
-            lambda: _names_with(("fastdeploy", "paddle")) <= set(before),
-            PROCESS_SECONDS,
-            lambda: f"shared memory is left: {_names_with(('fastdeploy', 'paddle')) - set(before)}",
-        )
+        wait_until(lambda: not others(), PROCESS_SECONDS, lambda: f"shared memory is left: {others()}")
 
 
-def _names_with(marks: Iterable[str]) -> set[str]:
-    marks = tuple(marks)
+def _names_with(*marks: str) -> set[str]:
     return {name for name in os.listdir(SHARED_MEMORY) if any(map(name.__contains__, marks))}
 
 

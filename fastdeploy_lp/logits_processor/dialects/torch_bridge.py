@@ -48,9 +48,10 @@ def token_row(token_ids: Sequence[int], like: Any) -> Any:
 def to_torch(tensor: Tensor) -> Any:
     """Returns a torch view of the same memory; writes on one side are visible on the other.
 
-    Through numpy on the host, which returns the memory with the interpreter's lock held. torch returns it without: if
-    Paddle got it by `paddle.from_dlpack`, Paddle then waits for the interpreter's lock with a lock of its own held. A
-    thread in `paddle.from_dlpack`, which waits for that one with the interpreter's held, makes both wait forever.
+    On the host the view is made through numpy, which returns memory with the interpreter's lock held. torch returns it
+    without this lock. Paddle then calls the deleter of memory from `paddle.from_dlpack` with a lock of its own held,
+    and the deleter waits for the interpreter's lock. A thread inside `paddle.from_dlpack` holds the interpreter's lock
+    and waits for Paddle's, so that neither continues.
     """
     import torch
 

@@ -15,7 +15,7 @@ from fastdeploy_lp.logits_processor.vllm_v1 import WrongResultError
 
 
 def test_no_result_of_torch_stays_in_paddle() -> None:
-    """Paddle would hold a lock while it is released, and torch lets other threads run, which may wait for that lock."""
+    """Paddle releases such a result with a lock held; torch lets other threads run meanwhile, which may wait for it."""
     row = paddle.zeros([4])
     result = to_torch(row) + 1.0
     released = weakref.ref(result)

@@ -199,8 +199,9 @@ class GuidedDecoding(LogitsMask):
         """Has threads compute the masks of drafts, on copies of the matchers."""
         guided = ((slot, self._by_slot[slot], draft) for slot, draft in drafts.items() if slot in self._by_slot)
         self._ahead = {slot: row.masks_ahead(draft, self._ends) for slot, row, draft in guided}
-        walks = iter(list(self._ahead.values()))
-        for _ in range(min(self._num_threads, len(self._ahead))):
+        unknown = [masks for masks in self._ahead.values() if not masks.ready]
+        walks = iter(unknown)
+        for _ in range(min(self._num_threads, len(unknown))):
             self._masks.submit(partial(self._walk, walks))
 
     def known_ahead(self) -> Mapping[int, int]:

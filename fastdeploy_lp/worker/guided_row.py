@@ -59,7 +59,7 @@ class GuidedRow:
 
     def masks_ahead(self, draft: Sequence[int], ends: Collection[int]) -> MasksAhead:
         """Returns the masks of a draft's rows, yet to be computed; the row must be ready."""
-        matcher = self._matcher.copy() if self.looks_ahead and self._matcher is not None else None
+        matcher = self._matcher.copy() if draft and self.looks_ahead and self._matcher is not None else None
         return MasksAhead(matcher, self.bits, draft, ends, self.client)
 
     def consume(self, tokens: list[int]) -> None:

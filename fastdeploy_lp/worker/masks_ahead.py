@@ -35,7 +35,7 @@ class MasksAhead:
         self.known = 1
         self.client = client
         self.slow = False
-        self.ready = False
+        self.ready = matcher is None
         self.working: threading.Thread | None = None
         self._matcher = matcher
         self._draft = draft

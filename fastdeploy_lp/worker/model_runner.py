@@ -32,8 +32,9 @@ from fastdeploy_lp.worker.model_runner_base import ModelRunnerBase, StepResult
 from fastdeploy_lp.worker.pass_ahead import PassAhead
 from fastdeploy_lp.worker.prompt_logprobs import PromptLogprobs
 from fastdeploy_lp.worker.prompt_pooling import PooledPrompts, PromptPooling
-from fastdeploy_lp.worker.sampler import Sampler
+from fastdeploy_lp.worker.sampler import SampledRows, Sampler
 from fastdeploy_lp.worker.sampler.device_read import read_together
+from fastdeploy_lp.worker.sampler.draw_watcher import DrawWatcher
 from fastdeploy_lp.worker.sampler.final_rows import FinalRows
 from fastdeploy_lp.worker.sampler.shadow_draws import ShadowDraws
 from fastdeploy_lp.worker.sequence import ScheduledChunk, Sequence
@@ -48,7 +49,7 @@ from fastdeploy_lp.worker.slot_followers import (
 )
 from fastdeploy_lp.worker.step_trace import StepTrace, Tracing
 from fastdeploy_lp.worker.tensor_parallel.shared_model import open_model
-from fastdeploy_lp.worker.verified_rows import DrawnAhead, VerifiedRows
+from fastdeploy_lp.worker.verified_rows import NOTHING_AHEAD, DrawnAhead, VerifiedRows
 
 RAW, GUIDED = "raw", "guided_decoding"
 
@@ -184,11 +185,11 @@ class ModelRunner(ModelRunnerBase):
             return self._next_tokens(partial(self._model.compute_logits, hidden), slots)
         parts = [self._sequence_chunk(chunk, readers) for chunk in chunks]
         has_drafts = any(chunk.draft for chunk in sampling)
-        free = [each for each in sampling if each.draft and not self._needs_each_token(each.sequence.slot)]
+        free = self._drawn_at_once(sampling) if has_drafts else []
         if has_drafts and self._masks:
             self.mask.look_ahead({chunk.sequence.slot: chunk.draft for chunk in free})
         hidden = self._model.forward(parts)
-        if readers or has_drafts:
+        if readers:
             hidden = split_hidden(hidden, chunks, parts, readers)
         self._count_computed(chunks)
         ends = [chunk.sequence.slot for chunk in chunks if chunk.pools]
@@ -222,6 +223,11 @@ class ModelRunner(ModelRunnerBase):
 
     def _needs_each_token(self, slot: int) -> bool:
         return self._followers.needs_each_token(slot)
+
+    def _drawn_at_once(self, sampling: list[ScheduledChunk]) -> list[ScheduledChunk]:
+        """Returns the chunks all of whose tokens are drawn at once; without a draft only if they are all the chunks."""
+        free = [chunk for chunk in sampling if not self._needs_each_token(chunk.sequence.slot)]
+        return free if len(free) == len(sampling) else [chunk for chunk in free if chunk.draft]
 
     def _draw_drafts(self, chunks: list[ScheduledChunk]) -> DrawnAhead:
         """Draws the tokens of these chunks' drafts."""
@@ -268,33 +274,31 @@ class ModelRunner(ModelRunnerBase):
         compute: Callable[[], Tensor],
         slots: NDArray[np.int64],
         pooled: PooledPrompts | None = None,
-        ahead: DrawnAhead | None = None,
+        ahead: DrawnAhead = NOTHING_AHEAD,
     ) -> StepResult:
         """Returns a token for each row of the model's logits [rows, vocab_size], through chain and sampler.
 
-        compute: returns these logits, a new tensor at each call. ahead: tokens that may follow.
+        compute: returns these logits, a new tensor at each call. ahead: tokens that were drawn, and may follow.
         """
         masks = self._masks
         trace = self.tracing.begin(slots) if self._followers.follows_any(self.tracing) else None
-        logits = self._process(compute, slots, trace)
-        final = self._final_rows(trace)
-        shadows = self._shadow_draws(logits, slots)
-        # A row with NaN or only -inf yields -1; a mask may also leave no token.
-        guard = (masks and self.mask.active) or self.chain.needs_guard()
         reads_prompts = self._followers.follows_any(self._prompt_logprobs)
         prompts = self._prompt_logprobs.finish(slots.tolist()) if reads_prompts else None
-        sampled = self._sampler(
-            logits,
-            self.share_inputs,
-            slots,
-            guard=guard,
-            final=final,
-            also_read=[tensor for each in (ahead, prompts, pooled) if each is not None for tensor in each.tensors],
-            watchers=[watcher for watcher in (trace, shadows) if watcher is not None],
-            meanwhile=self._compute_ahead if any(chunk.goes_ahead for chunk in self._round) else None,
-        )
-        read = iter(sampled.also)
-        further = {} if ahead is None else ahead.unpack(read)
+        also_read = [tensor for each in (ahead, prompts, pooled) if each is not None for tensor in each.tensors]
+        final = shadows = None
+        if ahead.has_all:
+            read = iter(read_together(also_read))
+            runs = ahead.unpack(read)
+            sampled = SampledRows(np.array([run[0] for run in runs.values()], np.int64))
+        else:
+            logits = self._process(compute, slots, trace)
+            final = self._final_rows(trace)
+            shadows = self._shadow_draws(logits, slots)
+            watchers: list[DrawWatcher] = [watcher for watcher in (trace, shadows) if watcher is not None]
+            sampled = self._draw(logits, slots, also_read, final, watchers)
+            read = iter(sampled.also)
+            runs = ahead.unpack(read)
+        further = {slot: run[1:] for slot, run in runs.items() if len(run) > 1}
         failures = dict(self.chain.failures)
         completed = overrun = frozenset[int]()
         if masks:
@@ -321,6 +325,26 @@ class ModelRunner(ModelRunnerBase):
             shadows={} if shadows is None else shadows.tokens,
             actions=self.chain.take_actions(failures),
             further=further,
+        )
+
+    def _draw(
+        self,
+        logits: Tensor,
+        slots: NDArray[np.int64],
+        also_read: list[Tensor],
+        final: FinalRows | None,
+        watchers: list[DrawWatcher],
+    ) -> SampledRows:
+        return self._sampler(
+            logits,
+            self.share_inputs,
+            slots,
+            # A row with NaN or only -inf yields -1; a mask may also leave no token.
+            guard=(self._masks and self.mask.active) or self.chain.needs_guard(),
+            final=final,
+            also_read=also_read,
+            watchers=watchers,
+            meanwhile=self._compute_ahead if any(chunk.goes_ahead for chunk in self._round) else None,
         )
 
     def _compute_ahead(self, tokens: Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
@@ -22,12 +22,13 @@ class DrawnAhead:
     """Tokens of whole drafts, drawn before it is known which draft tokens are right.
 
     chunks: the sequences; counts: the rows of each, of its next token and of further ones. drawn: their tokens, int64
-    [rows], on the device or on the host.
+    [rows], on the device or on the host. has_all: the next token of every sequence that samples is among them.
     """
 
     chunks: Sequence[ScheduledChunk] = ()
     counts: Sequence[int] = ()
     drawn: Tensor | NDArray[np.int64] = field(default_factory=partial(np.empty, 0, np.int64))
+    has_all: bool = False
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -35,23 +36,23 @@ class DrawnAhead:
         return [] if isinstance(self.drawn, np.ndarray) else [self.drawn]
 
     def unpack(self, read: Iterator[NDArray[Any]]) -> dict[int, list[int]]:
-        """Returns by slot the tokens after the first one that follow right draft tokens.
+        """Returns by slot the next token, and the tokens that follow right draft tokens.
 
-        Consumes the host copies of `tensors` from `read`. A row without a token ends a list: the next round reports it.
+        Consumes the host copies of `tensors` from `read`. A further row without a token ends a list: the next round
+        reports it.
         """
-        found: dict[int, list[int]] = {}
         host = self.drawn if isinstance(self.drawn, np.ndarray) else next(read).astype(np.int64)
         drawn = iter(host.tolist())
-        for chunk, count in zip(self.chunks, self.counts, strict=True):
-            tokens = [next(drawn) for _ in range(count)]
-            draft = chunk.draft[: count - 1]
-            right = next((place for place, token in enumerate(draft) if token != tokens[place]), len(draft))
-            further = tokens[1 : 1 + right]
-            if further and further[-1] < 0:
-                further.pop()
-            if further:
-                found[chunk.sequence.slot] = further
-        return found
+        runs = [list(islice(drawn, count)) for count in self.counts]
+        return {chunk.sequence.slot: _verified(chunk.draft, run) for chunk, run in zip(self.chunks, runs, strict=True)}
+
+
+def _verified(draft: Sequence[int], drawn: list[int]) -> list[int]:
+    """Returns the first token that was drawn, and those that follow right draft tokens."""
+    count = 1
+    while count < len(drawn) and drawn[count - 1] == draft[count - 1] and drawn[count] >= 0:
+        count += 1
+    return drawn[:count]
 
 
 NOTHING_AHEAD = DrawnAhead()
@@ -76,8 +77,8 @@ class VerifiedRows:
     def draw_ahead(self, chunks: Sequence[ScheduledChunk], known: Mapping[int, int], draw: Draw) -> DrawnAhead:
         """Draws all tokens of these chunks' drafts at once: what they are drawn from depends on their own drafts only.
 
-        known: by slot, the number of rows that can be drawn; of other slots, all. draw: gets for each row its slot, and
-        the number of draft tokens before it.
+        chunks: those that sample, or some of them. known: by slot, the number of rows that can be drawn; of other
+        slots, all. draw: gets for each row its slot, and the number of draft tokens before it.
         """
         if not chunks:
             return NOTHING_AHEAD
@@ -88,4 +89,5 @@ class VerifiedRows:
         if len(places) < logits.shape[0]:
             first = [self._first[chunk.sequence.slot] for chunk in chunks]
             logits = take_rows(logits, np.repeat(first, counts) + places)
-        return DrawnAhead(chunks, counts, draw(logits, slots, places))
+        has_all = len(chunks) == len(self._first) and all(counts)
+        return DrawnAhead(chunks, counts, draw(logits, slots, places), has_all)

@@ -20,6 +20,7 @@ from fastdeploy_lp.request.trace import TraceParams
 from fastdeploy_lp.worker.drafters.drafter import Draft
 from fastdeploy_lp.worker.engine_core import EngineCore
 from fastdeploy_lp.worker.model_runner_base import StepResult
+from fastdeploy_lp.worker.sampler import SampledRows, Sampler
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 
 KNOWN = "support.drafters:KnowsMost"
@@ -132,6 +133,38 @@ def test_only_what_depends_on_earlier_tokens_takes_rounds(
     assert run_to_end(core, made) == alone
     assert set(verified) == ({"r"} if in_rounds else set())
     assert accepted(core) > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "samples"), [({}, False), ({"temperature": 0.8, "seed": 5}, False), ({"logprobs": 0}, True)], ids=str
+)
+def test_next_tokens_are_drawn_with_the_drafts_unless_a_request_needs_each_token(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], samples: bool
+) -> None:
+    made = [request("r", [1, 2, 3], max_tokens=12), request("other", [9, 4], max_tokens=12, **fields)]
+    alone = run_to_end(engine(None, [LogitBiasLogitsProcessor]), made)
+    monkeypatch.setattr(KnowsMost, "outputs", {name: ran.token_ids for name, ran in alone.items()})
+    core = engine(KNOWN, [LogitBiasLogitsProcessor])
+    sampled: list[Sampler] = []
+    call = Sampler.__call__
+
+    def noting(sampler: Sampler, *args: Any, **keywords: Any) -> SampledRows:
+        sampled.append(sampler)
+        return call(sampler, *args, **keywords)
+
+    monkeypatch.setattr(Sampler, "__call__", noting)
+    for each in made:
+        core.add(each)
+    core.step()
+    with_drafts, drafted = 0, 0
+    while core.scheduler.num_running == len(made):
+        sampled.clear()
+        core.step()
+        before, drafted = drafted, sum(stats.tokens for stats in core.load().scheduler_stats.drafts)
+        if drafted > before:
+            with_drafts += 1
+            assert bool(sampled) == samples
+    assert with_drafts
 
 
 def test_a_step_whose_trace_ends_has_as_many_stages_as_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from fastdeploy_lp.guided_decoding.compiler import (
     MASK_SECONDS,
     GrammarCompiler,
     GrammarError,
+    allows,
     words_for,
 )
 from fastdeploy_lp.guided_decoding.grammar import opened_by
@@ -249,6 +250,11 @@ class GuidedDecoding(LogitsMask):
         """Returns the tokens of the only text that may follow in the slot, once its mask is ready."""
         row = self._by_slot.get(slot)
         return row.forced if row is not None and row.ready else []
+
+    def allows(self, slot: int, token: int) -> bool:
+        """See `LogitsMask.allows`."""
+        row = self._by_slot.get(slot)
+        return row is None or not row.ready or allows(row.bits, token)
 
     def bans_in(self, slot: int) -> list[str]:
         """Returns "guided decoding" if the slot has a grammar."""

@@ -94,6 +94,10 @@ class LogitsMask(ABC):
         """Returns the tokens of the only text that may follow in the slot; none while it is unknown."""
         return []
 
+    def allows(self, slot: int, token: int) -> bool:  # noqa: ARG002
+        """Returns False if it is known that the slot's next token cannot be this one."""
+        return True
+
     def bans_in(self, slot: int) -> list[str]:  # noqa: ARG002
         """Returns names of the bans that apply to the slot."""
         return []

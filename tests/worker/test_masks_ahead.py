@@ -23,6 +23,8 @@ from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
 from fastdeploy_lp.worker.engine_core import EngineCore
 from fastdeploy_lp.worker.masks_ahead import MasksAhead
+from fastdeploy_lp.worker.model_runner_base import StepResult
+from fastdeploy_lp.worker.scheduled import ScheduledChunk
 
 KNOWN = "support.drafters:KnowsMost"
 REGEX = r"(the quick brown fox|[a-z]{3,9}) and [0-9]{1,3}\."
@@ -106,8 +108,8 @@ Make = Callable[..., EngineCore]
 def engine(directory: Path) -> Make:
     """Makes engines that know the tiny model's tokenizer, with drafts or without."""
 
-    def make(*, drafts: bool) -> EngineCore:
-        speculation = Speculation(KNOWN, adaptive=False) if drafts else None
+    def make(*, drafts: bool, method: str = KNOWN) -> EngineCore:
+        speculation = Speculation(method, adaptive=False) if drafts else None
         config = tiny_fd_config(eos_token_ids=(TINY_EOS,), speculation=speculation)
         config = replace(config, model_config=replace(config.model_config, directory=str(directory)))
         return EngineCore(config, chain_of([], config))
@@ -207,3 +209,28 @@ def test_a_matcher_that_fails_within_a_draft_ends_its_request_at_the_same_token(
     assert drafted == plain
     assert [len(tokens) for tokens, (error, *_) in plain.values() if error] == [at - 1] * 5
     assert plain["r5"] == whole["r5"]
+
+
+def test_no_draft_from_the_text_begins_with_a_token_that_the_grammar_rules_out(
+    engine: Make, grammars: TinyGrammars
+) -> None:
+    (seven,) = grammars.tokens("7")
+    letters = [token for letter in "abcde" for token in grammars.tokens(letter)]
+    # A digit follows the newest place of each letter.
+    prompt = [token for letter in letters for token in (letter, letter, seven)]
+    core = engine(drafts=True, method="ngram")
+    drafted: list[int] = []
+    execute = core.worker.execute_model
+
+    def noting(chunks: list[ScheduledChunk]) -> StepResult:
+        drafted.extend(chunk.draft[0] for chunk in chunks if chunk.draft)
+        return execute(chunks)
+
+    core.worker.execute_model = noting  # type: ignore[method-assign]
+    made = request("r", prompt, max_tokens=40)
+    made.grammar = grammar_of(GuidedDecodingParams(regex="[a-e]{40}")).text
+    core.add(made)
+    while core.has_work:
+        core.step()
+    assert drafted
+    assert seven not in drafted

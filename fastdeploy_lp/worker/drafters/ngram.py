@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 from fastdeploy_lp.config.speculation import Speculation
@@ -64,12 +65,16 @@ class NgramDrafter(Drafter):
     """Repeats the text after the longest match of a sequence's last tokens in its prediction, prompt and output.
 
     Source: Saxena, "Prompt Lookup Decoding", 2023. An index is built when a sequence first needs a draft. With adaptive
-    drafts, it looks less often at a sequence after many looks that did not pay off.
+    drafts, it looks less often at a sequence after many looks that did not pay off. Matches before a token that the
+    sequence's grammar rules out do not count.
+
+    allows: see `LogitsMask.allows`.
     """
 
     kinds: ClassVar[dict[str, float]] = MATCHES.shares
 
-    def __init__(self, settings: Speculation) -> None:
+    def __init__(self, settings: Speculation, allows: Callable[[int, int], bool]) -> None:
+        self._allows = allows
         self._shortest, self._longest = settings.prompt_lookup_min, settings.prompt_lookup_max
         self._adaptive = settings.adaptive
         self._pace = STEADY
@@ -108,7 +113,8 @@ class NgramDrafter(Drafter):
         index.extend(output[text.indexed :])
         text.indexed = len(output)
         tokens: list[int] = []
-        position, length = index.match()
+        guided = sequence.grammar is not None
+        position, length = index.match(partial(self._follows, sequence.slot) if guided else None)
         if length:
             tokens = index.after(position, count)
             if PREDICTION_ENDS in tokens:
@@ -119,6 +125,9 @@ class NgramDrafter(Drafter):
         if not tokens:
             return None
         return Draft(tokens, MATCHES.of(length, self._longest))
+
+    def _follows(self, slot: int, token: int) -> bool:
+        return token != PREDICTION_ENDS and self._allows(slot, token)
 
     def _new_index(self, sequence: WorkerSequence) -> TokenIndex:
         index = TokenIndex(self._shortest, self._longest)

@@ -38,7 +38,7 @@ class Parts:
 SOURCES: dict[str, Callable[[Parts], Drafter]] = {
     FORCED: lambda parts: ForcedDrafter(parts.chain.forced),
     GRAMMAR: lambda parts: GrammarDrafter(parts.mask),
-    NGRAM: lambda parts: NgramDrafter(parts.settings),
+    NGRAM: lambda parts: NgramDrafter(parts.settings, parts.mask.allows),
     SUFFIX: lambda parts: SuffixDrafter(parts.settings),
     DRAFT_MODEL: lambda parts: DraftModelDrafter(parts.fd_config, parts.draft_model),
 }

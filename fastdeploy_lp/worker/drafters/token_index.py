@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 NOWHERE = -1
 # Earlier positions that are compared for the longest match.
@@ -66,14 +66,15 @@ class TokenIndex:
             runs.before.append(runs.newest[place])
             runs.newest[place] = position
 
-    def match(self) -> tuple[int, int]:
+    def match(self, follows: Callable[[int], bool] | None = None) -> tuple[int, int]:
         """Returns the last position of the longest earlier match of the text's end, and its length; 0 if none is.
 
-        Of matches of equal length the newest counts. Lengths end at `longest`.
+        Of matches of equal length the newest counts. Lengths end at `longest`. follows: returns True for tokens that
+        may be next; other matches do not count.
         """
-        position, length = self._longest_in(self._runs.before, self._longest)
+        position, length = self._longest_in(self._runs.before, self._longest, follows)
         if length < self._linked and self._singles is not None:
-            position, length = self._longest_in(self._singles.before, self._shortest)
+            position, length = self._longest_in(self._singles.before, self._shortest, follows)
         return (position, length) if length >= self._shortest else (NOWHERE, 0)
 
     def after(self, position: int, count: int) -> list[int]:
@@ -84,7 +85,9 @@ class TokenIndex:
             found.append(found[-period])
         return found
 
-    def _longest_in(self, before: Sequence[int], longest: int) -> tuple[int, int]:
+    def _longest_in(
+        self, before: Sequence[int], longest: int, follows: Callable[[int], bool] | None
+    ) -> tuple[int, int]:
         """Returns the position and length of the longest match in a chain; 0 if none is."""
         text = self._tokens
         end = len(text) - 1
@@ -98,7 +101,7 @@ class TokenIndex:
                 common, most = 0, min(longest, candidate + 1)
                 while common < most and text[candidate - common] == text[end - common]:
                     common += 1
-                if common > length:
+                if common > length and (follows is None or follows(text[candidate + 1])):
                     best, length = candidate, common
                     if length == longest:
                         break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import pairwise
 
 import pytest
@@ -15,6 +16,10 @@ from fastdeploy_lp.worker.sequence import Sequence
 # No pair of its tokens occurs again, so that nothing is found.
 NEW = list(range(100, 300))
 PACES = [(0.0, CHEAP), (SELDOM_RIGHT, DEAR)]
+
+
+def drafter_of(settings: Speculation, ruled_out: Collection[int] = ()) -> NgramDrafter:
+    return NgramDrafter(settings, lambda _, token: token not in ruled_out)
 
 
 class Steps:
@@ -60,7 +65,7 @@ class Steps:
 @pytest.mark.parametrize("shortest", [1, 2, 5])
 def test_what_follows_so_many_tokens_is_drafted_at_each_place(shortest: int) -> None:
     prompt, settings = list(range(20, 60)), Speculation(prompt_lookup_min=shortest)
-    steps = Steps(NgramDrafter(settings), prompt)
+    steps = Steps(drafter_of(settings), prompt)
     steps.enter()
     found = [place for place in range(30) if steps.step([[prompt[place]]]) != [None]]
     assert found == list(range(shortest, 30))
@@ -71,7 +76,7 @@ def test_what_follows_so_many_tokens_is_drafted_at_each_place(shortest: int) -> 
 def test_looks_are_rarer_where_drafts_were_wrong_for_long(adaptive: bool, least_share: float, pace: Pace) -> None:
     # After each new pair, the prompt continues otherwise than the output.
     prompt = [each for one, two in pairwise(NEW) for each in (one, two, 7)]
-    drafter = NgramDrafter(Speculation(adaptive=adaptive, prompt_lookup_min=2))
+    drafter = drafter_of(Speculation(adaptive=adaptive, prompt_lookup_min=2))
     steps = [later - earlier for earlier, later in pairwise(Steps(drafter, prompt, least_share).looks(NEW))]
     assert max(steps) == (2**pace.halvings if adaptive else 1)
     assert steps[: pace.patience - 3] == [1] * (pace.patience - 3)
@@ -80,7 +85,7 @@ def test_looks_are_rarer_where_drafts_were_wrong_for_long(adaptive: bool, least_
 @pytest.mark.parametrize(("least_share", "pace"), PACES)
 def test_a_repetition_is_found_late_but_whole_after_many_looks_in_vain(least_share: float, pace: Pace) -> None:
     prompt = list(range(20, 60))
-    found = Steps(NgramDrafter(Speculation()), prompt, least_share).looks([*NEW, *prompt[:30]])
+    found = Steps(drafter_of(Speculation()), prompt, least_share).looks([*NEW, *prompt[:30]])
     assert len(NEW) < found[0] <= len(NEW) + 2**pace.halvings
     # From the second look on it looks in each step, and a step of a whole draft yields 5 tokens.
     assert found[1] < found[0] + 5 + 2**pace.halvings
@@ -89,7 +94,7 @@ def test_a_repetition_is_found_late_but_whole_after_many_looks_in_vain(least_sha
 
 def test_the_longest_match_is_followed_in_each_step() -> None:
     prompt = list(range(20, 60))
-    steps = Steps(NgramDrafter(Speculation(prompt_lookup_max=3)), prompt, SELDOM_RIGHT)
+    steps = Steps(drafter_of(Speculation(prompt_lookup_max=3)), prompt, SELDOM_RIGHT)
     steps.enter()
     for token in NEW:
         steps.step([[token]])
@@ -105,14 +110,14 @@ def test_a_right_draft_that_no_step_verified_counts_only_where_drafts_are_cheap(
 ) -> None:
     prompt = list(range(20, 100))
     # One token a step. No match is as long as the longest that counts.
-    steps = Steps(NgramDrafter(Speculation(prompt_lookup_max=64)), prompt, least_share)
+    steps = Steps(drafter_of(Speculation(prompt_lookup_max=64)), prompt, least_share)
     steps.enter()
     found = [place for place, token in enumerate(prompt[:60]) if steps.step([[token]]) != [None]]
     assert (max(later - earlier for earlier, later in pairwise(found)) > 1) is looks_in_vain
 
 
 def test_looks_at_several_texts_fall_into_the_same_steps() -> None:
-    steps, looked = Steps(NgramDrafter(Speculation()), [1, 2], SELDOM_RIGHT), []
+    steps, looked = Steps(drafter_of(Speculation()), [1, 2], SELDOM_RIGHT), []
     for place in range(100):
         if place in (0, 3, 10):
             steps.enter()
@@ -126,7 +131,7 @@ def test_looks_at_several_texts_fall_into_the_same_steps() -> None:
 
 
 def test_a_new_text_is_looked_at_at_once() -> None:
-    steps = Steps(NgramDrafter(Speculation()), NEW)
+    steps = Steps(drafter_of(Speculation()), NEW)
     steps.enter()
     for token in range(900, 960):
         steps.step([[token]])
@@ -140,6 +145,26 @@ def test_a_new_text_is_looked_at_at_once() -> None:
 def test_the_kind_of_a_draft_is_the_length_of_its_match(matching: int, kind: str) -> None:
     prompt = list(range(20, 40))
     grown = sequence(prompt, slot=0, output=prompt[10 - matching : 10], max_tokens=900, max_model_len=1000)
-    drafter = NgramDrafter(Speculation(prompt_lookup_max=8))
+    drafter = drafter_of(Speculation(prompt_lookup_max=8))
     drafter.enter(grown)
     assert drafter.draft(grown, 2) == Draft(prompt[10:12], kind)
+
+
+@pytest.mark.parametrize(
+    ("ruled_out", "expected"),
+    [([], [5, 6]), ([5], [7, 8]), ([5, 7], [3, 4]), ([3, 5, 7], None)],
+    ids=str,
+)
+def test_a_match_counts_only_before_a_token_that_the_grammar_allows(
+    ruled_out: list[int], expected: list[int] | None
+) -> None:
+    drafter = drafter_of(Speculation(), ruled_out)
+    prompt = [1, 2, 7, 8, 1, 2, 5, 6, 9, 2, 3, 4, 1]
+    for grammar in (None, "{}"):
+        made = sequence(prompt, slot=0, output=[2])
+        made.grammar = grammar
+        drafter.enter(made)
+        drafter.begin_step(0.0)
+        draft = drafter.draft(made, 2)
+        found = None if draft is None else draft.tokens
+        assert found == (expected if grammar else [5, 6])

@@ -11,10 +11,12 @@ from fastdeploy_lp.worker.drafters.token_index import TokenIndex
 SHORTEST, LONGEST = 2, 4
 
 
-def longest_match(tokens: list[int], shortest: int) -> int:
-    """Length of the longest earlier occurrence of the end, by comparison with every position."""
+def longest_match(tokens: list[int], shortest: int, following: set[int]) -> int:
+    """Length of the longest earlier occurrence of the end before such a token, by comparison with every position."""
     best = 0
     for end in range(1, len(tokens)):
+        if tokens[end] not in following:
+            continue
         length = 0
         while length < min(LONGEST, end) and tokens[end - 1 - length] == tokens[-1 - length]:
             length += 1
@@ -22,14 +24,22 @@ def longest_match(tokens: list[int], shortest: int) -> int:
     return best if best >= shortest else 0
 
 
-@given(st.lists(st.integers(0, 2), max_size=12), st.integers(0, 12), st.integers(1, LONGEST))
-def test_the_longest_match_is_found(tokens: list[int], cut: int, shortest: int) -> None:
+@given(
+    st.lists(st.integers(0, 2), max_size=12),
+    st.integers(0, 12),
+    st.integers(1, LONGEST),
+    st.sets(st.integers(0, 2), min_size=1),
+)
+def test_the_longest_match_is_found(tokens: list[int], cut: int, shortest: int, following: set[int]) -> None:
     index = TokenIndex(shortest, LONGEST)
     index.extend(tokens[:cut])
     index.extend(tokens[cut:])
-    position, length = index.match()
-    assert length == longest_match(tokens, shortest)
+    position, length = index.match(following.__contains__)
+    assert length == longest_match(tokens, shortest, following)
+    if following == {0, 1, 2}:
+        assert index.match() == (position, length)
     if length:
+        assert tokens[position + 1] in following
         assert tokens[position + 1 - length : position + 1] == tokens[len(tokens) - length :]
         assert position < len(tokens) - 1
 

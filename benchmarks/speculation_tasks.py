@@ -22,6 +22,8 @@ TEXTS = (
     "The museum is open from Tuesday to Sunday between 10:00 and 18:00. Tickets cost 8 euros for adults and 4 euros "
     "for children. Guided tours in English start every day at 14:30 at the main entrance.",
 )
+# A word of each text that its answer must not have.
+REPLACED = ("harbour", "parcel", "potatoes", "museum")
 CODES = (
     "def price(items, tax):\n    total = 0\n    for item in items:\n        total = total + item.price * item.count\n"
     "        if item.discount:\n            total = total - item.discount\n    total = total + total * tax\n"
@@ -76,6 +78,7 @@ def tasks() -> list[Task]:
     return [
         Task("quote", tuple(Prompt(quote + text) for text in TEXTS), copying),
         Task(f"quote, {LONG}", tuple(Prompt(f"{context}\n\n{quote}{text}") for text in TEXTS), copying),
+        Task("reword", tuple(_reword(quote, *each) for each in zip(TEXTS, REPLACED, strict=True)), copying),
         Task("edit", tuple(_edit(code) for code in CODES), copying),
         Task("extract", tuple(_extract(*person) for person in PEOPLE), copying),
         Task("schema", tuple(_schemas()), keys),
@@ -83,6 +86,11 @@ def tasks() -> list[Task]:
         Task("chat", tuple(Prompt(text) for text in CHATS), free),
         Task(f"chat, {LONG}", tuple(Prompt(f"{context}\n\n{text}") for text in CHATS), free),
     ]
+
+
+def _reword(quote: str, text: str, word: str) -> Prompt:
+    """Returns a quote in which another word must replace one: an edit that also the default model makes."""
+    return Prompt(quote + text, {"prediction": text, "bad_words": [word]})
 
 
 def _edit(code: str) -> Prompt:

@@ -72,6 +72,14 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Frees the engines of WebAssembly modules; at the interpreter's end wasmtime no longer can, and prints so."""
+    module = sys.modules.get("fastdeploy_lp.logits_processor.wasm.engine")
+    if module is not None:
+        module.wasm_engine.cache_clear()
+        gc.collect()
+
+
 @pytest.fixture(scope="session")
 def golden_cases() -> list[dict[str, Any]]:
     """Chats with SmolLM2-135M-Instruct and what the reference implementation answers greedily in float32."""

@@ -48,7 +48,7 @@ class DrawnAhead:
 
 
 def _verified(draft: Sequence[int], drawn: list[int]) -> list[int]:
-    """Returns the first token that was drawn, and those that follow right draft tokens."""
+    """Returns the first token that was drawn, and the tokens after right draft tokens."""
     count = 1
     while count < len(drawn) and drawn[count - 1] == draft[count - 1] and drawn[count] >= 0:
         count += 1
@@ -77,7 +77,7 @@ class VerifiedRows:
     def draw_ahead(self, chunks: Sequence[ScheduledChunk], known: Mapping[int, int], draw: Draw) -> DrawnAhead:
         """Draws all tokens of these chunks' drafts at once: what they are drawn from depends on their own drafts only.
 
-        chunks: those that sample, or some of them. known: by slot, the number of rows that can be drawn; of other
+        chunks: some of the sampling chunks, or all. known: by slot, the number of rows that can be drawn; of other
         slots, all. draw: gets for each row its slot, and the number of draft tokens before it.
         """
         if not chunks:

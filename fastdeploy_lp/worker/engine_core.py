@@ -167,7 +167,13 @@ class EngineCore:
 
     def _goes_on(self, chunk: ScheduledChunk) -> bool:
         """Returns True if the step has a row for a chunk's next token, which can be sampled now."""
-        return self._was_right(chunk) and not self.worker.holds(chunk.sequence.slot)
+        if not self._was_right(chunk):
+            return False
+        if self.worker.holds(chunk.sequence.slot):
+            # A later step computes the last token again, whose row this step drops.
+            chunk.sequence.num_computed -= 1
+            return False
+        return True
 
     def _was_right(self, chunk: ScheduledChunk) -> bool:
         """Accepts a chunk's next draft token if that was sampled, so that the step has the row of the one after it."""

@@ -19,7 +19,7 @@ from support.tiny import tiny_fd_config, write_tiny_checkpoint
 from fastdeploy_lp.config.speculation import Speculation
 from fastdeploy_lp.guided_decoding.compiler import GrammarError, GrammarMatcher, words_for
 from fastdeploy_lp.guided_decoding.grammar import grammar_of
-from fastdeploy_lp.messages import AddRequest
+from fastdeploy_lp.messages import AddRequest, StepOutputs
 from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
 from fastdeploy_lp.worker.engine_core import EngineCore
 from fastdeploy_lp.worker.masks_ahead import MasksAhead
@@ -173,19 +173,48 @@ def test_drafts_of_guided_requests_take_no_rounds(
     assert next(rounds) == 0
 
 
+def not_in_time(masks: MasksAhead) -> None:
+    """Leaves the masks as they are; without an end, a thread would watch them until the process ends."""
+    masks.ready = True
+
+
 def test_without_masks_the_drafts_take_rounds(
     engine: Make, expected: dict[str, tuple[list[int], Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def not_in_time(masks: MasksAhead) -> None:
-        """Leaves the masks as they are; without an end, a thread would watch them until the process ends."""
-        masks.ready = True
-
     monkeypatch.setattr(MasksAhead, "fill", not_in_time)
     core = engine(drafts=True)
     rounds = count_rounds(core, monkeypatch)
     assert ended(core) == expected
     assert accepted(core) > 20
     assert next(rounds) > 0
+
+
+def test_a_sequence_that_is_held_after_a_right_draft_token_continues_in_a_later_step(
+    engine: Make, expected: dict[str, tuple[list[int], Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastdeploy_lp.worker.guided_decoding.GRACE_SECONDS", 60.0)
+    monkeypatch.setattr(MasksAhead, "fill", not_in_time)
+    core = engine(drafts=True)
+    execute, holds, step = core.worker.execute_model, core.worker.holds, core.step
+    executed = False
+
+    def executing(chunks: list[ScheduledChunk]) -> StepResult:
+        nonlocal executed
+        result, executed = execute(chunks), True
+        return result
+
+    def stepping() -> StepOutputs:
+        nonlocal executed
+        executed = False
+        # Nothing else holds a sequence, so that a step never waits.
+        assert core.can_step
+        return step()
+
+    monkeypatch.setattr(core.worker, "execute_model", executing)
+    monkeypatch.setattr(core.worker, "holds", lambda slot: executed or holds(slot))
+    monkeypatch.setattr(core, "step", stepping)
+    assert ended(core) == expected
+    assert accepted(core) > 20
 
 
 @pytest.mark.parametrize("at", [2, 3, 5])

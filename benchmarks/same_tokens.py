@@ -37,6 +37,8 @@ from fastdeploy_lp.startup.engine_args import EngineArgs
 TINY = "tiny"
 NOWHERE = -1
 REDUCTIONS = 12
+# Share of the runs with drafts whose steps wait for no mask of a grammar.
+LATE_MASKS = 0.3
 
 
 @dataclass
@@ -126,9 +128,10 @@ class Run:
         plain: Ran,
         only: Sequence[int] | None,
     ) -> tuple[Ran, list[Difference], int]:
-        speculation = random_speculation(Random(f"{name} {method}"), settings)
+        rng = Random(f"{name} {method}")
+        speculation, late_masks = random_speculation(rng, settings), rng.random() < LATE_MASKS
         try:
-            ran = await run_batch(batch, speculation, plain, only)
+            ran = await run_batch(batch, speculation, plain, only, late_masks=late_masks)
         except EngineDeadError as error:
             return Ran({}), [Difference(NOWHERE, "engine", "runs", str(error))], 0
         found = compare(batch, plain, ran)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from itertools import takewhile
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 from fastdeploy_lp.config.speculation import METHODS
 from fastdeploy_lp.engine.client.generation import Generation
@@ -17,6 +18,7 @@ from fastdeploy_lp.engine.errors import RequestFailedError
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest
 from fastdeploy_lp.request.outputs import CompletionOutput
 from fastdeploy_lp.request.trace import SKIPPED
+from fastdeploy_lp.worker import guided_decoding
 from support.drafters import KnowsMost
 from support.inline_worker import InlineEngine, inline_engine
 from support.mixed_batches import Catalogue, EngineOptions, Mix, MixedRequest, RequestSource, random_engine
@@ -107,15 +109,20 @@ async def run_batch(
     speculation: dict[str, Any] | None = None,
     plain: Ran | None = None,
     only: Collection[int] | None = None,
+    *,
+    late_masks: bool = False,
 ) -> Ran:
     """Answers the requests of a batch, or only some of them, all of them at once.
 
-    plain: the answers without drafts, which drafters may know.
+    plain: the answers without drafts, which drafters may know. late_masks: steps wait for no mask of a grammar.
     """
     chosen = range(len(batch.requests)) if only is None else sorted(only)
     declared = batch.engine.declared(speculation)
     KnowsMost.outputs = {} if plain is None else _outputs_of(plain)
-    async with inline_engine(declared.fd_config, declared.declared) as engine:
+    async with AsyncExitStack() as stack:
+        if late_masks:
+            stack.enter_context(patch.object(guided_decoding, "GRACE_SECONDS", 0.0))
+        engine = await stack.enter_async_context(inline_engine(declared.fd_config, declared.declared))
         begun: dict[int, Generation] = {}
         for place, request in enumerate(batch.requests):
             if place in chosen:

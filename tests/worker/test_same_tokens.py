@@ -57,6 +57,14 @@ def test_answers_are_the_same_in_every_bit(drawn: tuple[Batch, Ran], model: str,
         assert 0 < drafted.accepted < drafted.verified
 
 
+def test_answers_are_the_same_if_masks_are_late(drawn: tuple[Batch, Ran], model: str) -> None:
+    """A sequence is then held within a draft that was right so far."""
+    batch, plain = drawn
+    settings = random_speculation(Random(KNOWN), methods(model)[KNOWN])
+    drafted = asyncio.run(run_batch(batch, {**settings, "adaptive": False}, plain, late_masks=True))
+    assert not compare(batch, plain, drafted).differences
+
+
 def test_requests_are_of_every_kind(drawn: tuple[Batch, Ran]) -> None:
     """Else the comparison would prove little."""
     batch, plain = drawn

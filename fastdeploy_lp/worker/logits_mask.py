@@ -64,7 +64,7 @@ class LogitsMask(ABC):
         return {}
 
     def apply_ahead(self, logits: Tensor, slots: NDArray[np.int64]) -> None:  # noqa: B027
-        """Masks rows of logits [rows, vocab_size] in place: of each slot those of `known_ahead`, in order."""
+        """Masks rows of logits [rows, vocab_size] in place: of each slot the rows of `known_ahead`, in order."""
 
     def accept(  # noqa: B027
         self, slots: NDArray[np.int64], tokens: NDArray[np.int64], further: Mapping[int, Sequence[int]] = NO_TOKENS
@@ -72,7 +72,7 @@ class LogitsMask(ABC):
         """Takes the sampled tokens [rows], -1 where none could be sampled.
 
         further: by slot, tokens that follow, each after a draft token that was right. `completed` and `failures` are
-        then those of the slot's last token.
+        then about the slot's last token.
         """
 
     @property

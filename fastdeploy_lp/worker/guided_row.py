@@ -47,9 +47,11 @@ class GuidedRow:
         """Sets the matcher and has it read the output so far."""
         try:
             self._matcher = matcher()
-            self._matcher.consume(list(output))
         except BaseException as error:  # noqa: BLE001 - a panic of the library, too, is this request's own
             self.fail(error)
+        # A preempted sequence may have been complete already, which no step had found yet.
+        if output:
+            self.consume(list(output))
         self.begun = True
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -90,6 +90,19 @@ def run(core: EngineCore, *requests: AddRequest) -> dict[str, list[SequenceStep]
     return steps
 
 
+def run_preempted(core: EngineCore, asked: AddRequest) -> list[SequenceStep]:
+    """The steps of a request that is preempted after each of them."""
+    core.add(asked)
+    steps: list[SequenceStep] = []
+    while core.has_work:
+        made = core.step().steps
+        steps += made
+        # One that is held would lose the mask that it waits for.
+        if made and core.has_work and core.scheduler.num_running:
+            core.scheduler.preempt()
+    return steps
+
+
 def tokens_of(steps: list[SequenceStep]) -> list[int]:
     return [token for step in steps for token in step.token_ids]
 
@@ -122,8 +135,9 @@ class LateMatcher(GrammarMatcher):
         super().consume(token_ids)
 
 
+@pytest.mark.parametrize("preempted", [False, True])
 def test_an_output_ends_with_the_same_token_if_its_end_is_found_late(
-    engine: Make, monkeypatch: pytest.MonkeyPatch
+    engine: Make, preempted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = guided("r", [1, 2, 3], max_tokens=40, logprobs=1)
     expected = run(engine(), asked)["r"]
@@ -142,7 +156,7 @@ def test_an_output_ends_with_the_same_token_if_its_end_is_found_late(
     monkeypatch.setattr(
         mask._compiler, "matcher_of", lambda compiled: LateMatcher(matcher_of(compiled)._matcher, (TINY_EOS,))
     )
-    found = run(core, asked)["r"]
+    found = run_preempted(core, asked) if preempted else run(core, asked)["r"]
     assert tokens_of(found) == tokens_of(expected)
     assert sum(len(step.logprobs or ()) for step in found) == len(tokens_of(found))
     assert [(step.finish_reason, step.stop_reason) for step in (found[-1], expected[-1])] == [("stop", None)] * 2
@@ -207,14 +221,7 @@ def test_outputs_do_not_depend_on_chunks_preemption_prefixes_or_neighbours(
 def test_preempting_at_every_step_changes_nothing(engine: Make) -> None:
     """The matcher is built again from the tokens that are there."""
     expected = tokens_of(run(engine(), guided("r", [5, 6], grammar=LIST, max_tokens=20, **SAMPLED))["r"])
-    core, steps = engine(), []
-    core.add(guided("r", [5, 6], grammar=LIST, max_tokens=20, **SAMPLED))
-    while core.has_work:
-        made = core.step().steps
-        steps += made
-        # One that is held would lose the mask that it waits for.
-        if made and core.has_work and core.scheduler.num_running:
-            core.scheduler.preempt()
+    steps = run_preempted(engine(), guided("r", [5, 6], grammar=LIST, max_tokens=20, **SAMPLED))
     assert tokens_of(steps) == expected
 
 
@@ -310,29 +317,31 @@ def test_a_slow_mask_holds_up_its_own_request_alone(
     assert re.fullmatch("[a-z]{5}", text_of(tokenizer, steps["held"]))
 
 
-def with_limit(core: EngineCore, seconds: float) -> EngineCore:
-    """The engine with so much processor time for a mask."""
+@pytest.fixture
+def hasty(engine: Make) -> Iterator[EngineCore]:
+    """An engine with little processor time for a mask; a process that ends within the library's calls would crash."""
+    core = engine()
     mask: Any = core.runner.mask
-    mask._masks._limit = seconds
-    return core
+    mask._masks._limit = 0.05
+    yield core
+    for thread in [*mask._masks._lost]:
+        thread.join()
 
 
-def test_with_every_slot_held_a_step_waits_for_a_mask(engine: Make) -> None:
-    core = with_limit(engine(), 0.05)
-    core.add(guided("r", [1], grammar=ambiguous(250), max_tokens=5))
+def test_with_every_slot_held_a_step_waits_for_a_mask(hasty: EngineCore) -> None:
+    hasty.add(guided("r", [1], grammar=ambiguous(250), max_tokens=5))
     calls, steps = 0, list[SequenceStep]()
-    while core.has_work:
+    while hasty.has_work:
         calls += 1
-        steps += core.step().steps
+        steps += hasty.step().steps
     assert steps[-1].error is not None
     # One for each token, and for each time that the slot was held and released.
     assert calls <= 4 * len(steps)
 
 
-def test_a_mask_without_end_ends_its_request_with_an_error_that_says_so(engine: Make) -> None:
-    core = with_limit(engine(), 0.05)
+def test_a_mask_without_end_ends_its_request_with_an_error_that_says_so(engine: Make, hasty: EngineCore) -> None:
     expected = tokens_of(run(engine(), guided("good", [2], grammar=LIST, max_tokens=30))["good"])
-    steps = run(core, guided("evil", [1], grammar=ambiguous(250)), guided("good", [2], grammar=LIST, max_tokens=30))
+    steps = run(hasty, guided("evil", [1], grammar=ambiguous(250)), guided("good", [2], grammar=LIST, max_tokens=30))
     end = steps["evil"][-1]
     assert "takes more than 0.05 seconds" in (end.error or "")
     assert end.by_request

@@ -143,8 +143,9 @@ class EngineCore:
         """Yields the steps of a chunk's sequence: its token, and further tokens while it runs."""
         sequence, slot = chunk.sequence, chunk.sequence.slot
         run = [] if token is None else [token, *result.further.get(slot, ())]
-        # The result's failures and completed slots belong to the last tokens.
-        begun = replace(result, completed=frozenset()) if len(run) > 1 and slot in result.completed else result
+        # The result's failures, completed and undecided slots belong to the last tokens.
+        ends = len(run) > 1 and (slot in result.completed or slot in result.undecided)
+        begun = replace(result, completed=frozenset(), undecided=frozenset()) if ends else result
         for each in run[:-1]:
             self.blocks.share_computed(sequence)
             yield self._advance(sequence, each, begun)
@@ -160,7 +161,7 @@ class EngineCore:
         if sequence.slot in result.failures:
             return (self._fail(sequence, result.failures[sequence.slot]),)
         if token is not None:
-            if sequence.max_rewind:
+            if sequence.max_rewind or sequence.finish_reason is not None or sequence.slot in result.undecided:
                 return self._advance_or_rewind(chunk, token, result)
             return (self._advance(sequence, token, result),)
         return (self._pool(sequence, result.pooled[sequence.slot]),) if chunk.pools else ()
@@ -240,8 +241,8 @@ class EngineCore:
             sequence.complete()
         elif finish is not None:
             sequence.stop(finish)
-        # Processors that may take back the last token are to see it first.
-        if sequence.finish_reason is not None and not (tokens and sequence.max_rewind):
+        # Processors that may take back the last token, and the grammar, are to see it first.
+        if sequence.finish_reason is not None and not (tokens and (sequence.max_rewind or slot in result.undecided)):
             self._end(sequence)
         step = SequenceStep(sequence.request_id, tokens, sequence.finish_reason, sequence.stop_reason)
         if len(sequence.output_token_ids) == len(tokens):
@@ -261,8 +262,12 @@ class EngineCore:
         return step
 
     def _advance_or_rewind(self, chunk: ScheduledChunk, token: int, result: StepResult) -> list[SequenceStep]:
-        """Returns the steps of a sequence whose tokens may be taken back that are final after this step."""
-        sequence, actions = chunk.sequence, result.actions.get(chunk.sequence.slot)
+        """Returns the steps that are final after this step, of a sequence whose tokens may be taken back.
+
+        The last token of a sequence without such tokens is final once it is known whether it completes the text.
+        """
+        sequence, slot = chunk.sequence, chunk.sequence.slot
+        actions = result.actions.get(slot)
         if actions is not None and actions.rewind is not None:
             self.runner.chain.count_actions(actions)
             self.scheduler.rewind(sequence, actions.rewind, actions.rewound_by)
@@ -272,9 +277,13 @@ class EngineCore:
             sequence.withheld.add(self._advance(sequence, token, result))
         else:
             # Its last token has come before. Nothing takes it back, and nothing follows it.
+            if slot in result.overrun:
+                sequence.withheld.complete()
             self._end(sequence)
-        released = sequence.withheld.release(0 if sequence.slot == NO_SLOT else sequence.max_rewind)
-        sequence.totals.rewindable = len(sequence.withheld)
+        keep = sequence.max_rewind or int(sequence.finish_reason is not None)
+        released = sequence.withheld.release(0 if sequence.slot == NO_SLOT else keep)
+        if sequence.max_rewind:
+            sequence.totals.rewindable = len(sequence.withheld)
         return released
 
     def _pool(self, sequence: Sequence, vector: NDArray[np.float32]) -> SequenceStep:

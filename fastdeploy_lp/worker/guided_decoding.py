@@ -82,6 +82,7 @@ class GuidedDecoding(LogitsMask):
         self._ahead: dict[int, MasksAhead] = {}
         self._known_ahead: dict[int, int] = {}
         self._completed: set[int] = set()
+        self._undecided: set[int] = set()
         self._overrun: set[int] = set()
         self._failures: dict[int, str] = {}
         self._changed = threading.Condition()
@@ -99,6 +100,11 @@ class GuidedDecoding(LogitsMask):
     def completed(self) -> set[int]:
         """Slots whose text is complete with this step's token."""
         return self._completed
+
+    @property
+    def undecided(self) -> set[int]:
+        """Slots whose token no thread has read in time."""
+        return self._undecided
 
     @property
     def overrun(self) -> set[int]:
@@ -173,7 +179,8 @@ class GuidedDecoding(LogitsMask):
 
     def begin(self, slots: NDArray[np.int64]) -> None:
         """Copies the masks of these slots' grammars."""
-        self._completed, self._overrun, self._failures, self._step = set(), set(), {}, []
+        self._completed, self._undecided, self._overrun = set(), set(), set()
+        self._failures, self._step = {}, []
         if not self._by_slot:
             return
         guided = [(row, slot) for row, slot in enumerate(slots.tolist()) if slot in self._by_slot]
@@ -241,10 +248,14 @@ class GuidedDecoding(LogitsMask):
         ]
         self._follow([(row, run) for _, row, run in sampled if row.error is None and 0 <= run[0] not in self._ends])
         for slot, row, run in sampled:
+            # In this order: a thread sets `consumed` last.
+            consumed = row.consumed
             if row.error is not None:
                 self._failures[slot] = row.error
             elif run[-1] in self._ends or row.complete:
                 self._completed.add(slot)
+            elif not consumed:
+                self._undecided.add(slot)
 
     def forced(self, slot: int) -> list[int]:
         """Returns the tokens of the only text that may follow in the slot, once its mask is ready."""

@@ -81,6 +81,11 @@ class LogitsMask(ABC):
         return ()
 
     @property
+    def undecided(self) -> Collection[int]:
+        """Slots whose output may be complete with this step's token: a later step finds it in `overrun` then."""
+        return ()
+
+    @property
     def overrun(self) -> Collection[int]:
         """Slots whose output was found complete after this step began, which do not take its token."""
         return ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import TypeGuard
 
@@ -49,7 +49,7 @@ from fastdeploy_lp.worker.slot_followers import (
 )
 from fastdeploy_lp.worker.step_trace import StepTrace, Tracing
 from fastdeploy_lp.worker.tensor_parallel.shared_model import open_model
-from fastdeploy_lp.worker.verified_rows import NOTHING_AHEAD, DrawnAhead, VerifiedRows
+from fastdeploy_lp.worker.verified_rows import DrawnAhead, VerifiedRows
 
 RAW, GUIDED = "raw", "guided_decoding"
 
@@ -274,7 +274,7 @@ class ModelRunner(ModelRunnerBase):
         compute: Callable[[], Tensor],
         slots: NDArray[np.int64],
         pooled: PooledPrompts | None = None,
-        ahead: DrawnAhead = NOTHING_AHEAD,
+        ahead: DrawnAhead | None = None,
     ) -> StepResult:
         """Returns a token for each row of the model's logits [rows, vocab_size], through chain and sampler.
 
@@ -286,7 +286,7 @@ class ModelRunner(ModelRunnerBase):
         prompts = self._prompt_logprobs.finish(slots.tolist()) if reads_prompts else None
         also_read = [tensor for each in (ahead, prompts, pooled) if each is not None for tensor in each.tensors]
         final = shadows = None
-        if ahead.has_all:
+        if ahead is not None and ahead.has_all:
             read = iter(read_together(also_read))
             runs = ahead.unpack(read)
             sampled = SampledRows(np.array([run[0] for run in runs.values()], np.int64))
@@ -297,15 +297,17 @@ class ModelRunner(ModelRunnerBase):
             watchers: list[DrawWatcher] = [watcher for watcher in (trace, shadows) if watcher is not None]
             sampled = self._draw(logits, slots, also_read, final, watchers)
             read = iter(sampled.also)
-            runs = ahead.unpack(read)
+            runs = {} if ahead is None else ahead.unpack(read)
         further = {slot: run[1:] for slot, run in runs.items() if len(run) > 1}
         failures = dict(self.chain.failures)
-        completed = overrun = frozenset[int]()
+        completed = undecided = overrun = frozenset[int]()
         if masks:
             self.mask.accept(slots, sampled.tokens, further)
-            completed, overrun = frozenset(self.mask.completed), frozenset(self.mask.overrun)
+            completed, undecided = frozenset(self.mask.completed), frozenset(self.mask.undecided)
+            overrun = frozenset(self.mask.overrun)
             impossible = {slot: SlotFailure(reason, by_request=True) for slot, reason in self.mask.failures.items()}
-            failures = impossible | failures
+            over = self._over(overrun)
+            failures = impossible | {slot: failure for slot, failure in failures.items() if slot not in over}
         for row in np.flatnonzero(sampled.tokens < 0).tolist():
             # After a sequence's last token, nothing need be left.
             slot = int(slots[row])
@@ -320,12 +322,18 @@ class ModelRunner(ModelRunnerBase):
             prompt_logprobs={} if prompts is None else prompts.unpack(read),
             pooled={} if pooled is None else pooled.unpack(read),
             completed=completed,
+            undecided=undecided,
             overrun=overrun,
             traces={} if trace is None else trace.stages,
             shadows={} if shadows is None else shadows.tokens,
             actions=self.chain.take_actions(failures),
             further=further,
         )
+
+    def _over(self, overrun: Collection[int]) -> set[int]:
+        """Returns the slots whose output had ended before this step, unless processors were still to see its end."""
+        sequences = [chunk.sequence for chunk in self._round if not chunk.sequence.max_rewind]
+        return {each.slot for each in sequences if each.slot in overrun or each.finish_reason is not None}
 
     def _draw(
         self,

@@ -26,6 +26,7 @@ class StepResult:
     prompt_logprobs: one entry for each prompt token but the first, with a request's first token.
     pooled: for each chunk that pools, by slot, its prompt's vector [hidden_size].
     completed: the slots whose output is complete with this token.
+    undecided: the slots whose output may be complete with this token, which a later step will know.
     overrun: the slots whose output was complete before this token, which they do not take.
     traces: by slot, the stages of a traced token. shadows: by slot, the tokens of shadow processors.
     actions: by slot, the actions of processors; a slot with a finish does not take its token.
@@ -38,6 +39,7 @@ class StepResult:
     prompt_logprobs: dict[int, PackedLogprobs] = field(default_factory=dict)
     pooled: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     completed: frozenset[int] = frozenset()
+    undecided: frozenset[int] = frozenset()
     overrun: frozenset[int] = frozenset()
     traces: dict[int, list[StageTrace]] = field(default_factory=dict)
     shadows: dict[int, ShadowTokens] = field(default_factory=dict)

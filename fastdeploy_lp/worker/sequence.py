@@ -49,6 +49,10 @@ class WithheldSteps:
         self._rewinds = []
         self._steps.append(step)
 
+    def complete(self) -> None:
+        """Sets the finish reason "stop" of the last step."""
+        self._steps[-1].finish_reason = "stop"
+
     def take_back(self, count: int, names: Collection[str]) -> None:
         """Drops the last `count` steps, which must be there, for the processors of these names."""
         dropped = [self._steps.pop() for _ in range(count)][::-1]

@@ -55,7 +55,6 @@ def _verified(draft: Sequence[int], drawn: list[int]) -> list[int]:
     return drawn[:count]
 
 
-NOTHING_AHEAD = DrawnAhead()
 MAX_ROWS = 1 + MAX_DRAFT
 # Draws a token for each row of logits [rows, vocab_size], on the device or on the host; slots, places: int64 [rows].
 Draw = Callable[[Tensor, NDArray[np.int64], NDArray[np.int64]], Tensor | NDArray[np.int64]]
@@ -81,7 +80,7 @@ class VerifiedRows:
         slots, all. draw: gets for each row its slot, and the number of draft tokens before it.
         """
         if not chunks:
-            return NOTHING_AHEAD
+            return DrawnAhead()
         counts = [min(1 + len(chunk.draft), known.get(chunk.sequence.slot, MAX_ROWS)) for chunk in chunks]
         places = np.concatenate([np.arange(count) for count in counts])
         slots = np.repeat([chunk.sequence.slot for chunk in chunks], counts)

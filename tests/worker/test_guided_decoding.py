@@ -136,10 +136,13 @@ class LateMatcher(GrammarMatcher):
 
 
 @pytest.mark.parametrize("preempted", [False, True])
+@pytest.mark.parametrize(("beyond", "reason"), [(10, "stop"), (0, "stop"), (-1, "length")])
 def test_an_output_ends_with_the_same_token_if_its_end_is_found_late(
-    engine: Make, preempted: bool, monkeypatch: pytest.MonkeyPatch
+    engine: Make, beyond: int, reason: str, preempted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = guided("r", [1, 2, 3], max_tokens=40, logprobs=1)
+    """beyond: tokens that the request allows beyond its text."""
+    text = tokens_of(run(engine(), guided("r", [1, 2, 3], max_tokens=40))["r"])
+    asked = guided("r", [1, 2, 3], max_tokens=len(text) + beyond, logprobs=1)
     expected = run(engine(), asked)["r"]
     core = engine()
     mask: Any = core.runner.mask
@@ -159,7 +162,7 @@ def test_an_output_ends_with_the_same_token_if_its_end_is_found_late(
     found = run_preempted(core, asked) if preempted else run(core, asked)["r"]
     assert tokens_of(found) == tokens_of(expected)
     assert sum(len(step.logprobs or ()) for step in found) == len(tokens_of(found))
-    assert [(step.finish_reason, step.stop_reason) for step in (found[-1], expected[-1])] == [("stop", None)] * 2
+    assert [(step.finish_reason, step.stop_reason) for step in (found[-1], expected[-1])] == [(reason, None)] * 2
 
 
 def test_the_end_of_sequence_is_allowed_where_the_text_may_end(engine: Make, tokenizer: Tokenizer) -> None:

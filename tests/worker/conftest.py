@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from support.grammars import TinyGrammars
+from support.tiny import write_tiny_checkpoint
 
 from fastdeploy_lp.model_executor.ops import compiled_ops
 
@@ -19,3 +22,14 @@ def executor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     yield name
     monkeypatch.undo()
     compiled_ops.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with its tokenizer."""
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def grammars(directory: Path) -> TinyGrammars:
+    return TinyGrammars(directory)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from support.drafters import KnowsMost
 from support.grammars import TINY_EOS, TINY_VOCAB, TinyGrammars
 from support.sequences import chain_of, request
-from support.tiny import tiny_fd_config, write_tiny_checkpoint
+from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.config.speculation import Speculation
 from fastdeploy_lp.guided_decoding.compiler import GrammarError, GrammarMatcher, words_for
@@ -28,16 +28,6 @@ from fastdeploy_lp.worker.scheduled import ScheduledChunk
 
 KNOWN = "support.drafters:KnowsMost"
 REGEX = r"(the quick brown fox|[a-z]{3,9}) and [0-9]{1,3}\."
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def grammars(directory: Path) -> TinyGrammars:
-    return TinyGrammars(directory)
 
 
 def matcher_of(grammars: TinyGrammars) -> GrammarMatcher:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Sequence as AnySequence
 from copy import copy
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import NamedTuple
 
-from fastdeploy_lp.config.speculation import Speculation
+from fastdeploy_lp.config.speculation import GRAMMAR, Speculation
 from fastdeploy_lp.worker.drafters.acceptance import Acceptance
 from fastdeploy_lp.worker.drafters.drafter import Draft, Drafter
 from fastdeploy_lp.worker.drafters.step_costs import StepCosts
+from fastdeploy_lp.worker.logits_mask import Followed
 from fastdeploy_lp.worker.sequence import Sequence
 
 # Output tokens after which a sequence tries a drafter again whose drafts did not pay off.
@@ -21,6 +23,7 @@ TRIAL_TOKENS = 128
 # Tokens after the best plan that may make up a better one: a tile of the operators' rows.
 LOOK_AHEAD = 16
 TOGETHER = (1, 2, 4, 8, LOOK_AHEAD)
+Follow = Callable[[Mapping[int, AnySequence[int]]], Mapping[int, Followed]]
 
 
 class Proposal(NamedTuple):
@@ -39,6 +42,8 @@ class Drafting:
     the other ones and to pay off with that time; now and then a sequence tries one token of them.
 
     takes_rounds: returns True for a slot whose draft tokens are verified in rounds, False if all at once.
+    follow: see `LogitsMask.follow`; then a draft ends where its sequence's grammar does not allow it, and continues
+    there with the tokens that the grammar forces.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class Drafting:
         drafters: Iterable[Drafter],
         costs: StepCosts,
         takes_rounds: Callable[[int], bool] = lambda _: True,
+        follow: Follow | None = None,
     ) -> None:
         self._settings = settings
         self._drafters = tuple(drafters)
@@ -56,6 +62,7 @@ class Drafting:
         self._working = self._free
         self.costs = costs
         self._takes_rounds = takes_rounds
+        self._follow = follow
         self._acceptance = Acceptance({kind: share for each in self._drafters for kind, share in each.kinds.items()})
         self._proposals: dict[int, Proposal] = {}
         # By slot, the number of output tokens at the last draft that took time.
@@ -94,6 +101,7 @@ class Drafting:
             return {}
         asked: dict[int, Asked] = {}
         found: dict[int, Draft] = {}
+        guided: dict[int, int] = {}
         for sequence in generating:
             if not sequence.params.speculative:
                 continue
@@ -110,6 +118,10 @@ class Drafting:
             if draft is not None:
                 found[slot] = draft
                 self._proposals[slot] = Proposal(draft, place)
+                if sequence.grammar is not None and draft.kind != GRAMMAR and self._may_pay(slot, draft, least):
+                    guided[slot] = count
+        if guided and self._follow is not None:
+            self._follow_grammars(self._follow, found, guided)
         if not found and not paid:
             return {}
         plan = Plan(self.costs, tokens, len(generating), room)
@@ -121,16 +133,27 @@ class Drafting:
             return {}
         if not self._settings.adaptive:
             return _cut_to(found, room)
-        counts = {slot: len(draft.tokens) for slot, draft in found.items()}
-        shares = {slot: self._acceptance.share(slot, draft.kind) for slot, draft in found.items()}
-        most, expected = max(shares.values()), sum(_expected_right(shares[slot], counts[slot]) for slot in counts)
+        most = max(self._acceptance.share(slot, draft.kind) for slot, draft in found.items())
+        expected = sum(self._expected(slot, draft) for slot, draft in found.items())
         if not plan.may_pay(most, expected):
             return {}
-        rounds = self._rounds(counts)
+        rounds = self._rounds(found)
         if not rounds and not plan.may_pay(most, expected, self.costs.draw_seconds):
             return {}
-        lengths = _lengths(counts, shares, rounds, plan)
+        lengths = _lengths({slot: self._chances(slot, draft) for slot, draft in found.items()}, rounds, plan)
         return {slot: Draft(found[slot].tokens[:length], found[slot].kind) for slot, length in lengths.items()}
+
+    def _follow_grammars(self, follow: Follow, found: dict[int, Draft], counts: Mapping[int, int]) -> None:
+        """Changes the drafts of these slots, which may have `counts` tokens, to drafts that their grammars allow."""
+        for slot, (allowed, forced) in follow({slot: found[slot].tokens for slot in counts}).items():
+            tokens, kind = found[slot].tokens[:allowed], found[slot].kind
+            added = forced[: counts[slot] - allowed]
+            draft = Draft(tokens + added, kind, len(added)) if tokens else Draft(added, GRAMMAR)
+            if draft.tokens:
+                found[slot] = draft
+                self._proposals[slot] = self._proposals[slot]._replace(draft=draft)
+            else:
+                del found[slot], self._proposals[slot]
 
     def _least_share(self, tokens: int, samples: int, room: int) -> float:
         """Returns `Plan.least_share` of a step, from the last step if nothing has changed."""
@@ -138,6 +161,9 @@ class Drafting:
         if step != self._last_step:
             self._last_step, self._last_least = step, Plan(self.costs, tokens, samples, room).least_share(room)
         return self._last_least
+
+    def _may_pay(self, slot: int, draft: Draft, least: float) -> bool:
+        return self._acceptance.share(slot, draft.kind) > least
 
     def _best_free(self, sequence: Sequence, count: int) -> Draft | None:
         """Returns the draft without a cost that is expected to have most right tokens."""
@@ -149,23 +175,33 @@ class Drafting:
         return best
 
     def _is_better(self, slot: int, draft: Draft, other: Draft) -> bool:
-        expected = self._expected(slot, draft.kind, len(draft.tokens))
-        return expected > self._expected(slot, other.kind, len(other.tokens))
+        return self._expected(slot, draft) > self._expected(slot, other)
 
-    def _expected(self, slot: int, kind: str, count: int) -> float:
+    def _expected(self, slot: int, draft: Draft) -> float:
         """Returns how many tokens of a draft are expected to be right."""
-        return _expected_right(self._acceptance.share(slot, kind), count)
+        count, share = len(draft.tokens) - draft.forced, self._acceptance.share(slot, draft.kind)
+        expected = _expected_right(share, count)
+        if draft.forced:
+            expected += share**count * _expected_right(self._acceptance.share(slot, GRAMMAR), draft.forced)
+        return expected
+
+    def _chances(self, slot: int, draft: Draft) -> list[float]:
+        """Returns, for each token of a draft, the probability that it is right if the tokens before it are."""
+        chances = [self._acceptance.share(slot, draft.kind)] * (len(draft.tokens) - draft.forced)
+        if draft.forced:
+            chances += [self._acceptance.share(slot, GRAMMAR)] * draft.forced
+        return chances
 
     def _paid_drafts(
         self, drafter: Drafter, asked: Mapping[int, Asked], found: Mapping[int, Draft], plan: Plan
     ) -> dict[int, Draft]:
         """Returns drafts by slot that take time, for sequences in which they are expected to be the best ones."""
         (kind,) = drafter.kinds
-        others = {slot: self._expected(slot, draft.kind, len(draft.tokens)) for slot, draft in found.items()}
+        others = {slot: self._expected(slot, draft) for slot, draft in found.items()}
         wanted = {
             slot: each.count
             for slot, each in asked.items()
-            if self._expected(slot, kind, each.count) > others.get(slot, 0.0)
+            if _expected_right(self._acceptance.share(slot, kind), each.count) > others.get(slot, 0.0)
         }
         if self._settings.adaptive:
             wanted = self._trials(drafter, asked, found, plan) | self._worthwhile(drafter, kind, wanted, plan)
@@ -176,14 +212,15 @@ class Drafting:
         return {
             slot: draft
             for slot, draft in drafts.items()
-            if draft is not None and self._expected(slot, kind, len(draft.tokens)) > others.get(slot, 0.0)
+            if draft is not None and self._expected(slot, draft) > others.get(slot, 0.0)
         }
 
     def _worthwhile(self, drafter: Drafter, kind: str, wanted: Mapping[int, int], plan: Plan) -> dict[int, int]:
         """Returns how many tokens to draft by slot, with the seconds that drafting takes."""
         shares = {slot: self._acceptance.share(slot, kind) for slot in wanted}
         while True:
-            lengths = _lengths(wanted, shares, self._rounds(wanted), plan, drafter.passes)
+            chances = {slot: [shares[slot]] * count for slot, count in wanted.items()}
+            lengths = _lengths(chances, self._rounds(wanted), plan, drafter.passes)
             if len(lengths) == len(wanted):
                 return lengths
             # The seconds of a pass were shared with sequences that have no draft.
@@ -205,33 +242,36 @@ class Drafting:
 
     def _learn(self, slot: int, proposal: Proposal, output: list[int]) -> None:
         """Compares a sequence's last draft with the tokens that came."""
-        drafted = proposal.draft.tokens
-        came = output[proposal.place : proposal.place + len(drafted)]
-        right = 0
+        (drafted, kind, forced), place = proposal
+        came = output[place : place + len(drafted)]
+        right, count = 0, len(drafted) - forced
         while right < len(came) and came[right] == drafted[right]:
             right += 1
-        self._acceptance.learn(slot, proposal.draft.kind, right, min(right + 1, len(came)))
+        verified = min(right + 1, len(came))
+        self._acceptance.learn(slot, kind, min(right, count), min(verified, count))
+        if verified > count:
+            self._acceptance.learn(slot, GRAMMAR, right - count, verified - count)
 
 
 def _lengths(
-    counts: Mapping[int, int],
-    shares: Mapping[int, float],
+    chances: Mapping[int, AnySequence[float]],
     rounds: Set[int],
     plan: Plan,
     passes: StepCosts | None = None,
 ) -> dict[int, int]:
     """Returns how many tokens of each draft to verify: the likeliest ones, and the number with the highest rate.
 
-    A token that does not pay may be the first one of a tile whose other tokens cost little. counts: tokens of each
-    draft by slot, not 0. rounds: slots whose tokens are verified in rounds. passes: of drafts that are yet to be made,
-    the seconds of drafting.
+    A token that does not pay may be the first one of a tile whose other tokens cost little. chances: by slot, for each
+    token of its draft, the probability that it is right if the tokens before it are; not empty. rounds: slots whose
+    tokens are verified in rounds. passes: of drafts that are yet to be made, the seconds of drafting.
     """
+    counts = {slot: len(each) for slot, each in chances.items()}
     # Number of drafts that have a token in each round; of all drafts, that have a token at each place.
     reach = Counter(place for slot in rounds for place in range(counts[slot])) if rounds else {}
     sharing = Counter(place for count in counts.values() for place in range(count)) if passes is not None else {}
     # One draw is for all tokens that are verified at once.
     drawing = plan.costs.draw_seconds
-    heap = [(-shares[slot], slot) for slot in counts]
+    heap = [(-each[0], slot) for slot, each in chances.items()]
     heapify(heap)
     added: list[int] = []
     lengths: Counter[int] = Counter()
@@ -251,7 +291,7 @@ def _lengths(
         if plan.rate > best:
             kept, best = len(added), plan.rate
         if place + 1 < counts[slot]:
-            heappush(heap, (-likely * shares[slot], slot))
+            heappush(heap, (-likely * chances[slot][place + 1], slot))
     return dict(Counter(added[:kept]))
 
 

@@ -47,7 +47,9 @@ SOURCES: dict[str, Callable[[Parts], Drafter]] = {
 def new_drafting(parts: Parts) -> Drafting:
     """Returns the drafting of the settings; raises ValueError for a module:Class that is no drafter."""
     drafters = [_drafter(source, parts) for source in parts.settings.sources]
-    return Drafting(parts.settings, drafters, _costs(parts.fd_config, parts.settings, parts.model), parts.takes_rounds)
+    costs = _costs(parts.fd_config, parts.settings, parts.model)
+    follow = parts.mask.follow if GRAMMAR in parts.settings.sources else None
+    return Drafting(parts.settings, drafters, costs, parts.takes_rounds, follow)
 
 
 def _drafter(source: str, parts: Parts) -> Drafter:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import accumulate
+from operator import mul
 from typing import ClassVar
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+from paddle import Tensor
 from support.drafters import KnowsMost
 from support.sequences import sequence
 from support.tiny import tiny_fd_config
 
-from fastdeploy_lp.config.speculation import Speculation
+from fastdeploy_lp.config.speculation import GRAMMAR, Speculation
 from fastdeploy_lp.worker.drafters.drafter import Draft, Drafter
 from fastdeploy_lp.worker.drafters.drafting import TRIAL_TOKENS, Drafting, Plan
 from fastdeploy_lp.worker.drafters.drafting import _lengths as lengths_of
+from fastdeploy_lp.worker.drafters.forced import GrammarDrafter
 from fastdeploy_lp.worker.drafters.step_costs import ROUNDS, StepCosts
+from fastdeploy_lp.worker.logits_mask import Followed, LogitsMask
 from fastdeploy_lp.worker.sequence import Sequence
 
 # A pass of many tokens costs little more than one of a single token, or in proportion.
@@ -118,23 +124,55 @@ def test_the_draft_with_most_tokens_that_are_likely_right_counts(
 
 @given(
     seconds=st.lists(st.floats(0.0, 1.0), min_size=64, max_size=64),
-    drafts=st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(1, 8), st.booleans()), min_size=1, max_size=8),
+    drafts=st.lists(
+        st.tuples(st.floats(0.0, 1.0), st.integers(1, 8), st.booleans(), st.integers(0, 4)), min_size=1, max_size=8
+    ),
     draw=st.floats(0.0, 2.0),
     room=st.integers(0, 64),
 )
 def test_no_number_of_tokens_pays_where_none_may(
-    seconds: list[float], drafts: list[tuple[float, int, bool]], draw: float, room: int
+    seconds: list[float], drafts: list[tuple[float, int, bool, int]], draw: float, room: int
 ) -> None:
+    """Not even with tokens that are forced after the others."""
     costs = StepCosts({1 + tokens: took for tokens, took in enumerate(accumulate(seconds, initial=1.0))})
     costs.draw_seconds = draw
     plan = Plan(costs, len(drafts), len(drafts), room)
-    shares = {slot: share for slot, (share, _, _) in enumerate(drafts)}
-    counts = {slot: count for slot, (_, count, _) in enumerate(drafts)}
-    rounds = {slot for slot, (_, _, in_rounds) in enumerate(drafts) if in_rounds}
-    expected = sum(sum(share**place for place in range(1, 1 + count)) for share, count, _ in drafts)
+    chances = {slot: [share] * count + [1.0] * forced for slot, (share, count, _, forced) in enumerate(drafts)}
+    rounds = {slot for slot, (_, _, in_rounds, _) in enumerate(drafts) if in_rounds}
+    expected = sum(sum(accumulate(each, mul)) for each in chances.values())
     # Sums in another order differ in their last bits.
-    if not plan.may_pay(max(shares.values()), 1.0001 * expected, 0.0 if rounds else draw):
-        assert lengths_of(counts, shares, rounds, plan) == {}
+    if not plan.may_pay(max(each[0] for each in chances.values()), 1.0001 * expected, 0.0 if rounds else draw):
+        assert lengths_of(chances, rounds, plan) == {}
+
+
+class ForcesNothing(LogitsMask):
+    def apply(self, logits: Tensor, slots: NDArray[np.int64]) -> Tensor:
+        return logits
+
+
+def test_a_draft_follows_its_grammar_and_each_part_is_learned_from() -> None:
+    """A draft that leaves the grammar at once is dropped, and one without a grammar stays."""
+    followed = {0: Followed(2, [20, 21, 22]), 1: Followed(0, []), 2: Followed(6, [])}
+    settings = Speculation(num_speculative_tokens=4, adaptive=False)
+    forced = GrammarDrafter(ForcesNothing())
+    made = Drafting(
+        settings, [Exactly(), forced], StepCosts(CHEAP), follow=lambda drafts: {slot: followed[slot] for slot in drafts}
+    )
+    guided = [generating(slot) for slot in range(3)]
+    for each in guided:
+        each.grammar = "start: /a/"
+    drafts = made.drafts([*guided, generating(3)], 4, ROOM)
+    assert {slot: (draft.tokens, draft.kind) for slot, draft in drafts.items()} == {
+        0: ([*RIGHT[:2], 20, 21], "known"),
+        2: (RIGHT[:4], "known"),
+        3: (RIGHT[:4], "known"),
+    }
+    before = [made._acceptance.share(0, kind) for kind in ("known", GRAMMAR)]
+    guided[0].output_token_ids = [*guided[0].output_token_ids, *RIGHT[:2], 99]
+    made.drafts(guided[:1], 1, ROOM)
+    known, grammar = (made._acceptance.share(0, kind) for kind in ("known", GRAMMAR))
+    assert known > before[0]
+    assert grammar < before[1]
 
 
 class Idle(Surely):

@@ -28,8 +28,9 @@ LOGPROBS_COST = 2
 class WithheldSteps:
     """The latest steps of a sequence, oldest first, which are sent once nothing can take their tokens back.
 
-    Each has one token; len: their number. What a step says beyond its token is taken back with it, except the prompt's
-    log probabilities, and the rewinds to its place in a trace: the next step has them.
+    The step of a last token also waits here until it is known whether the token completes the text. Each step has one
+    token; len: their number. The other contents of a step are taken back with its token, except the prompt's log
+    probabilities, and the rewinds to its place in a trace: the next step has them.
     """
 
     def __init__(self) -> None:
@@ -84,7 +85,7 @@ class Sequence:
     `pooling` is set for a pooled prompt: it ends with its last token and generates nothing. `grammar` is the grammar
     that the output must match, in the part `phase` if that is set, `client` the API key or address of the request's
     sender. `totals` counts processors' actions on it. With `max_rewind`, a finish reason that a token has set is final
-    once processors have seen the token.
+    once processors have seen the token; without it, once the grammar has read the token.
     """
 
     request_id: str

@@ -9,10 +9,10 @@ from fastdeploy_lp.config.model_config import QUANTIZATIONS
 from fastdeploy_lp.config.option_values import json_object
 
 NGRAM, GRAMMAR, AUTO = "ngram", "grammar", "auto"
-FORCED, SUFFIX, DRAFT_MODEL = "forced", "suffix", "draft_model"
-METHODS = (AUTO, NGRAM, GRAMMAR, FORCED, SUFFIX, DRAFT_MODEL)
+LAYOUT, FORCED, SUFFIX, DRAFT_MODEL = "layout", "forced", "suffix", "draft_model"
+METHODS = (AUTO, NGRAM, GRAMMAR, LAYOUT, FORCED, SUFFIX, DRAFT_MODEL)
 # The sources that AUTO combines; of drafts that are expected to be equally good, the first source's counts.
-IN_AUTO = (FORCED, GRAMMAR, NGRAM)
+IN_AUTO = (FORCED, GRAMMAR, LAYOUT, NGRAM)
 MAX_DRAFT = 64
 # Bounds of the answers that SUFFIX keeps; a token takes up to 48 bytes.
 MIN_SUFFIX_TOKENS, MAX_SUFFIX_TOKENS = 10_000, 100_000_000
@@ -24,9 +24,10 @@ class Speculation:
 
     method: one source, or a list of them, of which the most promising draft counts. "ngram" repeats the text that
     followed the last tokens before, in the prompt, the output or the request's prediction; "grammar" takes the tokens
-    that a request's grammar forces; "forced" takes the phrases that its logits processors write; "suffix" repeats
-    answers to other requests of the same client; "draft_model" asks a second, smaller model; "auto" is the sources of
-    `IN_AUTO`; "module:Class" names a package's drafter, which is built with the configuration.
+    that a request's grammar forces; "layout" takes marks and white space of earlier guided answers to the same client;
+    "forced" takes the phrases that its logits processors write; "suffix" repeats answers to other requests of the same
+    client; "draft_model" asks a second, smaller model; "auto" is the sources of `IN_AUTO`; "module:Class" names a
+    package's drafter, which is built with the configuration.
     num_speculative_tokens: at most this many for a sequence and step.
     prompt_lookup_min, prompt_lookup_max: tokens that must match, and tokens beyond which a longer match says no more.
     suffix_max_tokens: tokens of answers that "suffix" keeps, of all clients together; new ones replace the oldest.

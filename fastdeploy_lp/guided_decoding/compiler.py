@@ -53,8 +53,8 @@ class GrammarMatcher:
 
         Raises GrammarError.
         """
-        count: int = self._matcher.validate_tokens(token_ids)
-        self.consume(token_ids[:count])
+        count: int = self._matcher.try_consume_tokens(token_ids)
+        self._require_sound()
         return count
 
     def fill(self, bits: NDArray[np.int32]) -> None:
@@ -73,6 +73,11 @@ class GrammarMatcher:
         """Returns the tokens of the only text that may follow; none if there is a choice."""
         tokens: list[int] = self._matcher.compute_ff_tokens()
         return tokens
+
+    def forced_bytes(self) -> bytes:
+        """Returns the only text that may follow, also where it is not known in which tokens."""
+        text: bytes = self._matcher.compute_ff_bytes()
+        return text
 
     def _require_sound(self) -> None:
         if self._matcher.is_error():

@@ -123,6 +123,10 @@ class PhasedMatcher:
         """Returns the tokens of the only text that may follow; none if there is a choice."""
         return [] if self._matcher is None else self._matcher.forced()
 
+    def forced_bytes(self) -> bytes:
+        """Returns the only text that may follow, also where it is not known in which tokens."""
+        return b"" if self._matcher is None else self._matcher.forced_bytes()
+
     def _consume(self, token: int) -> None:
         matcher, position = self._matcher, self._position
         section = position.section

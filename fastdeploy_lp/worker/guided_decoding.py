@@ -34,7 +34,7 @@ from fastdeploy_lp.model_executor.ops.row_ops import RowOps
 from fastdeploy_lp.worker.draft_walk import DraftWalk
 from fastdeploy_lp.worker.guided_row import Compilation, GuidedRow
 from fastdeploy_lp.worker.held_rows import HeldRows
-from fastdeploy_lp.worker.logits_mask import NO_TOKENS, Followed, LogitsMask
+from fastdeploy_lp.worker.logits_mask import NO_TOKENS, Followed, Lead, LogitsMask
 from fastdeploy_lp.worker.mask_threads import SLOW_NICE, MaskThreads
 from fastdeploy_lp.worker.masks_ahead import MasksAhead
 from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
@@ -259,7 +259,7 @@ class GuidedDecoding(LogitsMask):
         row = self._by_slot.get(slot)
         return row.forced if row is not None and row.ready else []
 
-    def follow(self, drafts: Mapping[int, Sequence[int]]) -> Mapping[int, Followed]:
+    def follow(self, drafts: Mapping[int, Lead]) -> Mapping[int, Followed]:
         """See `LogitsMask.follow`; waits within the step's grace time."""
         guided = ((slot, self._by_slot.get(slot), draft) for slot, draft in drafts.items())
         made = ((slot, row.draft_walk(draft, self._ends)) for slot, row, draft in guided if row is not None)

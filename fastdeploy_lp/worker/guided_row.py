@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fastdeploy_lp.guided_decoding.compiler import GrammarError
 from fastdeploy_lp.guided_decoding.phased_matcher import Matcher
 from fastdeploy_lp.worker.draft_walk import DraftWalk
+from fastdeploy_lp.worker.logits_mask import Lead
 from fastdeploy_lp.worker.masks_ahead import MasksAhead
 
 EVERYTHING = -1
@@ -65,7 +66,7 @@ class GuidedRow:
         matcher = self._matcher.copy() if draft and self.looks_ahead and self._matcher is not None else None
         return MasksAhead(matcher, self.bits, draft, ends, self.client)
 
-    def draft_walk(self, draft: Sequence[int], ends: Collection[int]) -> DraftWalk | None:
+    def draft_walk(self, draft: Lead, ends: Collection[int]) -> DraftWalk | None:
         """Returns the walk along a draft, yet to be made; None if the matcher cannot be copied now."""
         if not (self.ready and self.looks_ahead) or self._matcher is None:
             return None

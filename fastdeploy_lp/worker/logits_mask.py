@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -16,11 +16,33 @@ NOTHING: Mapping[int, str] = {}
 NO_TOKENS: Mapping[int, Sequence[int]] = {}
 
 
+Likely = Callable[[Sequence[int], bytes], Sequence[int]]
+"""Returns tokens that may follow a draft's tokens, the likeliest first; of forced bytes, those that begin with them."""
+
+
+class Lead(NamedTuple):
+    """A draft that may continue, with the tokens that are forced after it and with likely ones.
+
+    most: tokens altogether. likely: None to add forced tokens only. Threads call it.
+    """
+
+    tokens: Sequence[int]
+    most: int
+    likely: Likely | None = None
+
+
+class Run(NamedTuple):
+    """Tokens that continue a draft: forced ones, or likely ones that may come there."""
+
+    tokens: list[int]
+    forced: bool
+
+
 class Followed(NamedTuple):
-    """The number of a draft's tokens that may come, and the tokens that must come after them."""
+    """The number of a draft's tokens that may come, and the runs that continue them."""
 
     allowed: int
-    forced: list[int]
+    runs: list[Run]
 
 
 class LogitsMask(ABC):
@@ -106,7 +128,7 @@ class LogitsMask(ABC):
         """Returns the tokens of the only text that may follow in the slot; none while it is unknown."""
         return []
 
-    def follow(self, drafts: Mapping[int, Sequence[int]]) -> Mapping[int, Followed]:  # noqa: ARG002
+    def follow(self, drafts: Mapping[int, Lead]) -> Mapping[int, Followed]:  # noqa: ARG002
         """Returns by slot how far the mask goes along with its draft; slots for which this is unknown are missing."""
         return {}
 

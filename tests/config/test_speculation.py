@@ -22,7 +22,7 @@ def test_text_and_object_are_equal(method: str) -> None:
         ("[]", "must be a JSON object"),
         (
             {"method": "medusa"},
-            "'medusa' is not allowed; it must be one of auto, ngram, grammar, forced, suffix, draft_model, or module",
+            "'medusa' is not allowed; it must be one of auto, ngram, grammar, layout, forced, suffix, draft_model, or",
         ),
         ({"method": "draft_model"}, "model: None is not allowed with the method draft_model; it must be a model"),
         ({"method": ["auto", "draft_model"], "model": " "}, "model: ' ' is not allowed with the method draft_model"),
@@ -57,13 +57,13 @@ def test_what_is_wrong_is_named(given: Any, named: str) -> None:
 def test_a_list_of_methods_names_each_source_once() -> None:
     given = speculation_of('{"method": ["my_package.drafters:Mine", "auto", "ngram"]}')
     assert given is not None
-    assert given.sources == ("my_package.drafters:Mine", "forced", "grammar", "ngram")
+    assert given.sources == ("my_package.drafters:Mine", "forced", "grammar", "layout", "ngram")
 
 
 def test_suffix_is_no_part_of_auto() -> None:
     given = speculation_of({"method": ["auto", "suffix"]})
     assert given is not None
-    assert given.sources == ("forced", "grammar", "ngram", "suffix")
+    assert given.sources == ("forced", "grammar", "layout", "ngram", "suffix")
     assert "suffix" not in Speculation().sources
 
 

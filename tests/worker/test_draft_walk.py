@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as AnySequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
 from fastdeploy_lp.request.phase import Phase, Section
 from fastdeploy_lp.worker.draft_walk import DraftWalk
 from fastdeploy_lp.worker.engine_core import EngineCore
-from fastdeploy_lp.worker.logits_mask import Followed
+from fastdeploy_lp.worker.logits_mask import Followed, Lead, Likely, Run
 from fastdeploy_lp.worker.model_runner_base import StepResult
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 
@@ -44,8 +45,8 @@ def matcher(request: pytest.FixtureRequest, grammars: TinyGrammars, directory: P
     return phased
 
 
-def followed(matcher: Matcher, draft: list[int]) -> Followed | None:
-    walk = DraftWalk(matcher.copy(), draft, (TINY_EOS,), "")
+def followed(matcher: Matcher, draft: list[int], *, most: int = 20, likely: Likely | None = None) -> Followed | None:
+    walk = DraftWalk(matcher.copy(), Lead(draft, most, likely), (TINY_EOS,), "")
     walk.fill()
     assert walk.ready
     return walk.found
@@ -61,11 +62,33 @@ def test_a_draft_ends_where_it_leaves_the_grammar_and_continues_with_what_is_for
     matcher: Matcher, grammars: TinyGrammars
 ) -> None:
     right, wrong = grammars.tokens("a; n"), grammars.tokens("x=1")
-    expected = forced_after(matcher, right)
-    assert expected
+    forced = forced_after(matcher, right)
+    assert forced
+    expected = [Run(forced, forced=True)]
     assert followed(matcher, right) == (len(right), expected)
     assert followed(matcher, [*right, *wrong]) == (len(right), expected)
     assert followed(matcher, wrong[1:]) == (0, [])
+    assert followed(matcher, right, most=len(right) + 1) == (len(right), [Run(forced[:1], forced=True)])
+    assert followed(matcher, right, most=len(right)) == (len(right), [])
+
+
+def test_a_draft_goes_on_with_the_likeliest_tokens_that_are_allowed(matcher: Matcher, grammars: TinyGrammars) -> None:
+    draft, (wrong, space, letter) = grammars.tokens("a;"), grammars.tokens("! n")
+    asked: list[tuple[list[int], bytes]] = []
+
+    def likely(tokens: AnySequence[int], rest: bytes) -> list[int]:
+        asked.append((list(tokens), rest))
+        return [wrong, space, letter] if len(asked) == 1 else [wrong]
+
+    forced = forced_after(matcher, [*draft, space])
+    assert followed(matcher, draft, likely=likely) == (2, [Run([space], forced=False), Run(forced, forced=True)])
+    assert asked == [(draft, b""), ([*draft, space, *forced], b"")]
+
+
+def test_likely_tokens_one_after_another_are_one_run(matcher: Matcher, grammars: TinyGrammars) -> None:
+    draft, (second, third) = grammars.tokens("a"), grammars.tokens("bc")
+    found = followed(matcher, draft, most=3, likely=lambda tokens, _: [second if len(tokens) == 1 else third])
+    assert found == (1, [Run([second, third], forced=False)])
 
 
 def test_nothing_follows_a_complete_text(matcher: Matcher, grammars: TinyGrammars) -> None:

@@ -10,16 +10,27 @@ from fastdeploy_lp.worker.drafters.step_costs import StepCosts
 from fastdeploy_lp.worker.sequence import Sequence
 
 
+class Part(NamedTuple):
+    """A number of tokens of a draft, which are as likely to be right as drafts of a kind."""
+
+    kind: str
+    size: int
+
+
 class Draft(NamedTuple):
     """Tokens that may follow a sequence. kind: drafts of one kind are about equally likely to be right.
 
-    forced: the last tokens, this many, which the sequence's grammar forces after the others: they are as likely to be
-    right as drafts of the kind "grammar". A tuple, which takes less time to make.
+    added: parts that continue the first tokens, in order, of other kinds. A tuple, which takes less time to make.
     """
 
     tokens: list[int]
     kind: str
-    forced: int = 0
+    added: tuple[Part, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All parts, in order."""
+        return (Part(self.kind, len(self.tokens) - sum(each.size for each in self.added)), *self.added)
 
 
 class MatchKinds:

@@ -11,11 +11,12 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import NamedTuple
 
-from fastdeploy_lp.config.speculation import GRAMMAR, Speculation
+from fastdeploy_lp.config.speculation import GRAMMAR, LAYOUT, Speculation
 from fastdeploy_lp.worker.drafters.acceptance import Acceptance
-from fastdeploy_lp.worker.drafters.drafter import Draft, Drafter
+from fastdeploy_lp.worker.drafters.drafter import Draft, Drafter, Part
+from fastdeploy_lp.worker.drafters.layouts import Layouts
 from fastdeploy_lp.worker.drafters.step_costs import StepCosts
-from fastdeploy_lp.worker.logits_mask import Followed
+from fastdeploy_lp.worker.logits_mask import Followed, Lead
 from fastdeploy_lp.worker.sequence import Sequence
 
 # Output tokens after which a sequence tries a drafter again whose drafts did not pay off.
@@ -23,7 +24,7 @@ TRIAL_TOKENS = 128
 # Tokens after the best plan that may make up a better one: a tile of the operators' rows.
 LOOK_AHEAD = 16
 TOGETHER = (1, 2, 4, 8, LOOK_AHEAD)
-Follow = Callable[[Mapping[int, AnySequence[int]]], Mapping[int, Followed]]
+Follow = Callable[[Mapping[int, Lead]], Mapping[int, Followed]]
 
 
 class Proposal(NamedTuple):
@@ -43,7 +44,7 @@ class Drafting:
 
     takes_rounds: returns True for a slot whose draft tokens are verified in rounds, False if all at once.
     follow: see `LogitsMask.follow`; then a draft ends where its sequence's grammar does not allow it, and continues
-    there with the tokens that the grammar forces.
+    there with the tokens that the grammar forces. layouts: with them also with likely marks and white space.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Drafting:
         costs: StepCosts,
         takes_rounds: Callable[[int], bool] = lambda _: True,
         follow: Follow | None = None,
+        layouts: Layouts | None = None,
     ) -> None:
         self._settings = settings
         self._drafters = tuple(drafters)
@@ -63,6 +65,7 @@ class Drafting:
         self.costs = costs
         self._takes_rounds = takes_rounds
         self._follow = follow
+        self._layouts = layouts
         self._acceptance = Acceptance({kind: share for each in self._drafters for kind, share in each.kinds.items()})
         self._proposals: dict[int, Proposal] = {}
         # By slot, the number of output tokens at the last draft that took time.
@@ -101,7 +104,7 @@ class Drafting:
             return {}
         asked: dict[int, Asked] = {}
         found: dict[int, Draft] = {}
-        guided: dict[int, int] = {}
+        guided: dict[int, Lead] = {}
         for sequence in generating:
             if not sequence.params.speculative:
                 continue
@@ -118,8 +121,8 @@ class Drafting:
             if draft is not None:
                 found[slot] = draft
                 self._proposals[slot] = Proposal(draft, place)
-                if sequence.grammar is not None and draft.kind != GRAMMAR and self._may_pay(slot, draft, least):
-                    guided[slot] = count
+                if sequence.grammar is not None and self._may_pay(slot, draft, least):
+                    self._add_lead(guided, sequence, draft, count)
         if guided and self._follow is not None:
             self._follow_grammars(self._follow, found, guided)
         if not found and not paid:
@@ -143,14 +146,22 @@ class Drafting:
         lengths = _lengths({slot: self._chances(slot, draft) for slot, draft in found.items()}, rounds, plan)
         return {slot: Draft(found[slot].tokens[:length], found[slot].kind) for slot, length in lengths.items()}
 
-    def _follow_grammars(self, follow: Follow, found: dict[int, Draft], counts: Mapping[int, int]) -> None:
-        """Changes the drafts of these slots, which may have `counts` tokens, to drafts that their grammars allow."""
-        for slot, (allowed, forced) in follow({slot: found[slot].tokens for slot in counts}).items():
-            tokens, kind = found[slot].tokens[:allowed], found[slot].kind
-            added = forced[: counts[slot] - allowed]
-            draft = Draft(tokens + added, kind, len(added)) if tokens else Draft(added, GRAMMAR)
-            if draft.tokens:
-                found[slot] = draft
+    def _add_lead(self, leads: dict[int, Lead], sequence: Sequence, draft: Draft, most: int) -> None:
+        """Adds a draft that its grammar may cut, or that may go on."""
+        layout = None if self._layouts is None else self._layouts.of(sequence.client)
+        likely = None if layout is None else layout.following(sequence.output_token_ids[-2:])
+        if draft.kind != GRAMMAR or (likely is not None and len(draft.tokens) < most):
+            leads[sequence.slot] = Lead(draft.tokens, most, likely)
+
+    def _follow_grammars(self, follow: Follow, found: dict[int, Draft], leads: Mapping[int, Lead]) -> None:
+        """Changes drafts to what their grammars allow, with the tokens that come there."""
+        for slot, (allowed, runs) in follow(leads).items():
+            tokens, parts = found[slot].tokens[:allowed], [Part(found[slot].kind, allowed)] if allowed else []
+            for run in runs:
+                tokens = tokens + run.tokens
+                parts.append(Part(GRAMMAR if run.forced else LAYOUT, len(run.tokens)))
+            if tokens:
+                found[slot] = draft = Draft(tokens, parts[0].kind, tuple(parts[1:]))
                 self._proposals[slot] = self._proposals[slot]._replace(draft=draft)
             else:
                 del found[slot], self._proposals[slot]
@@ -179,18 +190,18 @@ class Drafting:
 
     def _expected(self, slot: int, draft: Draft) -> float:
         """Returns how many tokens of a draft are expected to be right."""
-        count, share = len(draft.tokens) - draft.forced, self._acceptance.share(slot, draft.kind)
-        expected = _expected_right(share, count)
-        if draft.forced:
-            expected += share**count * _expected_right(self._acceptance.share(slot, GRAMMAR), draft.forced)
+        if not draft.added:
+            return _expected_right(self._acceptance.share(slot, draft.kind), len(draft.tokens))
+        expected, reached = 0.0, 1.0
+        for kind, size in draft.parts:
+            share = self._acceptance.share(slot, kind)
+            expected += reached * _expected_right(share, size)
+            reached *= share**size
         return expected
 
     def _chances(self, slot: int, draft: Draft) -> list[float]:
         """Returns, for each token of a draft, the probability that it is right if the tokens before it are."""
-        chances = [self._acceptance.share(slot, draft.kind)] * (len(draft.tokens) - draft.forced)
-        if draft.forced:
-            chances += [self._acceptance.share(slot, GRAMMAR)] * draft.forced
-        return chances
+        return [share for kind, size in draft.parts for share in [self._acceptance.share(slot, kind)] * size]
 
     def _paid_drafts(
         self, drafter: Drafter, asked: Mapping[int, Asked], found: Mapping[int, Draft], plan: Plan
@@ -242,15 +253,16 @@ class Drafting:
 
     def _learn(self, slot: int, proposal: Proposal, output: list[int]) -> None:
         """Compares a sequence's last draft with the tokens that came."""
-        (drafted, kind, forced), place = proposal
-        came = output[place : place + len(drafted)]
-        right, count = 0, len(drafted) - forced
-        while right < len(came) and came[right] == drafted[right]:
+        draft, place = proposal
+        came = output[place : place + len(draft.tokens)]
+        right = 0
+        while right < len(came) and came[right] == draft.tokens[right]:
             right += 1
-        verified = min(right + 1, len(came))
-        self._acceptance.learn(slot, kind, min(right, count), min(verified, count))
-        if verified > count:
-            self._acceptance.learn(slot, GRAMMAR, right - count, verified - count)
+        verified, before = min(right + 1, len(came)), 0
+        for kind, size in draft.parts:
+            if verified > before:
+                self._acceptance.learn(slot, kind, max(min(right - before, size), 0), min(verified - before, size))
+            before += size
 
 
 def _lengths(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.config.speculation import DRAFT_MODEL, FORCED, GRAMMAR, NGRAM, SUFFIX, Speculation
+from fastdeploy_lp.config.speculation import DRAFT_MODEL, FORCED, GRAMMAR, LAYOUT, NGRAM, SUFFIX, Speculation
 from fastdeploy_lp.logits_processor import LogitsProcessorChain
 from fastdeploy_lp.model_executor.models.registry import CausalLM
 from fastdeploy_lp.plugins import load_class
@@ -15,6 +16,8 @@ from fastdeploy_lp.worker.drafters.drafter import Drafter
 from fastdeploy_lp.worker.drafters.drafting import Drafting
 from fastdeploy_lp.worker.drafters.forced import ForcedDrafter, GrammarDrafter
 from fastdeploy_lp.worker.drafters.greedy_model import GreedyModel
+from fastdeploy_lp.worker.drafters.layout import LayoutDrafter
+from fastdeploy_lp.worker.drafters.layouts import Layouts
 from fastdeploy_lp.worker.drafters.ngram import NgramDrafter
 from fastdeploy_lp.worker.drafters.pass_costs import measured_passes
 from fastdeploy_lp.worker.drafters.step_costs import StepCosts
@@ -34,10 +37,15 @@ class Parts:
     takes_rounds: Callable[[int], bool]
     draft_model: GreedyModel | None = None
 
+    def token_bytes(self, token: int) -> bytes:
+        """Returns a token's bytes."""
+        return self.fd_config.tokenizer.token_bytes(token)
+
 
 SOURCES: dict[str, Callable[[Parts], Drafter]] = {
     FORCED: lambda parts: ForcedDrafter(parts.chain.forced),
     GRAMMAR: lambda parts: GrammarDrafter(parts.mask),
+    LAYOUT: lambda parts: _layout_drafter(parts),
     NGRAM: lambda parts: NgramDrafter(parts.settings, parts.mask.allows),
     SUFFIX: lambda parts: SuffixDrafter(parts.settings),
     DRAFT_MODEL: lambda parts: DraftModelDrafter(parts.fd_config, parts.draft_model),
@@ -49,7 +57,15 @@ def new_drafting(parts: Parts) -> Drafting:
     drafters = [_drafter(source, parts) for source in parts.settings.sources]
     costs = _costs(parts.fd_config, parts.settings, parts.model)
     follow = parts.mask.follow if GRAMMAR in parts.settings.sources else None
-    return Drafting(parts.settings, drafters, costs, parts.takes_rounds, follow)
+    layouts = next((each.layouts for each in drafters if isinstance(each, LayoutDrafter)), None)
+    return Drafting(parts.settings, drafters, costs, parts.takes_rounds, follow, layouts)
+
+
+def _layout_drafter(parts: Parts) -> LayoutDrafter:
+    # Read now, not in a step. A model without a tokenizer has no guided requests.
+    with suppress(ValueError):
+        parts.token_bytes(0)
+    return LayoutDrafter(Layouts(parts.token_bytes), parts.mask.allows)
 
 
 def _drafter(source: str, parts: Parts) -> Drafter:

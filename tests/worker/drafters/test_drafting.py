@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from operator import mul
 from typing import ClassVar
@@ -17,13 +17,15 @@ from support.drafters import KnowsMost
 from support.sequences import sequence
 from support.tiny import tiny_fd_config
 
-from fastdeploy_lp.config.speculation import GRAMMAR, Speculation
+from fastdeploy_lp.config.speculation import GRAMMAR, LAYOUT, Speculation
 from fastdeploy_lp.worker.drafters.drafter import Draft, Drafter
 from fastdeploy_lp.worker.drafters.drafting import TRIAL_TOKENS, Drafting, Plan
 from fastdeploy_lp.worker.drafters.drafting import _lengths as lengths_of
 from fastdeploy_lp.worker.drafters.forced import GrammarDrafter
+from fastdeploy_lp.worker.drafters.layout import LayoutDrafter
+from fastdeploy_lp.worker.drafters.layouts import Layouts
 from fastdeploy_lp.worker.drafters.step_costs import ROUNDS, StepCosts
-from fastdeploy_lp.worker.logits_mask import Followed, LogitsMask
+from fastdeploy_lp.worker.logits_mask import Followed, Lead, LogitsMask, Run
 from fastdeploy_lp.worker.sequence import Sequence
 
 # A pass of many tokens costs little more than one of a single token, or in proportion.
@@ -152,27 +154,40 @@ class ForcesNothing(LogitsMask):
 
 def test_a_draft_follows_its_grammar_and_each_part_is_learned_from() -> None:
     """A draft that leaves the grammar at once is dropped, and one without a grammar stays."""
-    followed = {0: Followed(2, [20, 21, 22]), 1: Followed(0, []), 2: Followed(6, [])}
+    runs = [Run([20], forced=True), Run([30], forced=False)]
+    followed = {0: Followed(2, runs), 1: Followed(0, []), 2: Followed(4, []), 3: Followed(0, runs)}
+    leads: dict[int, Lead] = {}
+
+    def follow(drafts: Mapping[int, Lead]) -> dict[int, Followed]:
+        leads.update(drafts)
+        return {slot: followed[slot] for slot in drafts}
+
     settings = Speculation(num_speculative_tokens=4, adaptive=False)
-    forced = GrammarDrafter(ForcesNothing())
-    made = Drafting(
-        settings, [Exactly(), forced], StepCosts(CHEAP), follow=lambda drafts: {slot: followed[slot] for slot in drafts}
-    )
-    guided = [generating(slot) for slot in range(3)]
+    mask, layouts = ForcesNothing(), Layouts(lambda _: b"{")
+    others = [GrammarDrafter(mask), LayoutDrafter(layouts, mask.allows)]
+    made = Drafting(settings, [Exactly(), *others], StepCosts(CHEAP), follow=follow, layouts=layouts)
+    guided = [generating(slot) for slot in range(4)]
     for each in guided:
         each.grammar = "start: /a/"
-    drafts = made.drafts([*guided, generating(3)], 4, ROOM)
+    drafts = made.drafts([*guided, generating(4)], 5, ROOM)
     assert {slot: (draft.tokens, draft.kind) for slot, draft in drafts.items()} == {
-        0: ([*RIGHT[:2], 20, 21], "known"),
+        0: ([*RIGHT[:2], 20, 30], "known"),
         2: (RIGHT[:4], "known"),
-        3: (RIGHT[:4], "known"),
+        3: ([20, 30], GRAMMAR),
+        4: (RIGHT[:4], "known"),
     }
-    before = [made._acceptance.share(0, kind) for kind in ("known", GRAMMAR)]
-    guided[0].output_token_ids = [*guided[0].output_token_ids, *RIGHT[:2], 99]
+    assert {slot: (lead.tokens, lead.most) for slot, lead in leads.items()} == dict.fromkeys(range(4), (RIGHT[:4], 4))
+
+    def shares() -> list[float]:
+        return [made._acceptance.share(0, kind) for kind in ("known", GRAMMAR, LAYOUT)]
+
+    before = shares()
+    guided[0].output_token_ids = [*guided[0].output_token_ids, *RIGHT[:2], 20, 99]
     made.drafts(guided[:1], 1, ROOM)
-    known, grammar = (made._acceptance.share(0, kind) for kind in ("known", GRAMMAR))
+    known, grammar, layout = shares()
     assert known > before[0]
-    assert grammar < before[1]
+    assert grammar > before[1]
+    assert layout < before[2]
 
 
 class Idle(Surely):

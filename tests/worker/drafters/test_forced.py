@@ -353,7 +353,7 @@ def test_a_slot_without_such_processors_is_not_asked() -> None:
 
 # Every method, and a drafter that knows the answer, or the one that the request has without processors.
 HOLDING = [
-    *((method, "with", 0.0) for method in ("ngram", "grammar", "forced", "suffix", "auto")),
+    *((method, "with", 0.0) for method in ("ngram", "grammar", "layout", "forced", "suffix", "auto")),
     *(
         (method, knows, wrong)
         for method in (KNOWN, (KNOWN, "auto"))

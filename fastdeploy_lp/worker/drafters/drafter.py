@@ -59,6 +59,14 @@ class Drafter(ABC):
     kinds: ClassVar[dict[str, float]]
     passes: StepCosts | None = None
 
+    @property
+    def awake(self) -> bool:
+        """False if it can have no draft before another sequence enters or leaves; no step calls it until then.
+
+        Drafters with `passes` are called in any case.
+        """
+        return True
+
     def enter(self, sequence: Sequence) -> None:  # noqa: B027 - nothing to keep is fine
         """Registers a sequence in its slot."""
 

@@ -60,6 +60,8 @@ class Drafting:
         self._drafters = tuple(drafters)
         self._free = [each for each in self._drafters if each.passes is None]
         self._paid = [each for each in self._drafters if each.passes is not None]
+        # Of the free ones; None after a sequence entered or left.
+        self._awake: list[Drafter] | None = None
         # This step: the drafters that may have drafts, which cost no time.
         self._working = self._free
         self.costs = costs
@@ -72,10 +74,11 @@ class Drafting:
         self._tried: dict[int, int] = {}
         # Steps one after another are mostly of one size.
         self._last_step: tuple[int, int, int, float] | None = None
-        self._last_least = inf
+        self._last_plan: Plan | None = None
 
     def enter(self, sequence: Sequence) -> None:
         """Registers a sequence in its slot."""
+        self._awake = None
         for drafter in self._drafters:
             drafter.enter(sequence)
 
@@ -84,6 +87,7 @@ class Drafting:
         self._proposals.pop(slot, None)
         self._tried.pop(slot, None)
         self._acceptance.leave(slot)
+        self._awake = None
         for drafter in self._drafters:
             drafter.leave(slot)
 
@@ -97,8 +101,11 @@ class Drafting:
         room: tokens that may be added to the step.
         """
         generating = list(sequences)
-        least = self._least_share(tokens, len(generating), room) if self._settings.adaptive else 0.0
-        self._working = [each for each in self._free if each.begin_step(least)]
+        plan = self._plan(tokens, len(generating), room)
+        least = plan.least if self._settings.adaptive else 0.0
+        if self._awake is None:
+            self._awake = [each for each in self._free if each.awake]
+        self._working = [each for each in self._awake if each.begin_step(least)]
         paid = [each for each in self._paid if each.begin_step(least)]
         if least >= 1.0 or not (self._working or paid):
             return {}
@@ -127,7 +134,6 @@ class Drafting:
             self._follow_grammars(self._follow, found, guided)
         if not found and not paid:
             return {}
-        plan = Plan(self.costs, tokens, len(generating), room)
         for drafter in paid:
             for slot, draft in self._paid_drafts(drafter, asked, found, plan).items():
                 found[slot] = draft
@@ -166,12 +172,12 @@ class Drafting:
             else:
                 del found[slot], self._proposals[slot]
 
-    def _least_share(self, tokens: int, samples: int, room: int) -> float:
-        """Returns `Plan.least_share` of a step, from the last step if nothing has changed."""
-        step = (tokens, samples, min(room, LOOK_AHEAD), self.costs.round_seconds)
-        if step != self._last_step:
-            self._last_step, self._last_least = step, Plan(self.costs, tokens, samples, room).least_share(room)
-        return self._last_least
+    def _plan(self, tokens: int, samples: int, room: int) -> Plan:
+        """Returns the plan of a step without drafts, that of the last step if nothing has changed."""
+        step = (tokens, samples, room, self.costs.round_seconds)
+        if self._last_plan is None or step != self._last_step:
+            self._last_step, self._last_plan = step, Plan(self.costs, tokens, samples, room)
+        return self._last_plan
 
     def _may_pay(self, slot: int, draft: Draft, least: float) -> bool:
         return self._acceptance.share(slot, draft.kind) > least
@@ -327,7 +333,7 @@ class Asked:
 class Plan:
     """A step as it grows: its tokens, the seconds that it takes, and the tokens that it is expected to yield.
 
-    room: draft tokens that it may have.
+    room: draft tokens that it may have. least: the probability above which they may pay, see `least_share`.
     """
 
     def __init__(self, costs: StepCosts, tokens: int, samples: int, room: int) -> None:
@@ -338,6 +344,7 @@ class Plan:
         # The first round costs about the same as each further one.
         self._seconds = self._of_pass + costs.round_seconds
         self._expected = float(samples)
+        self.least = self.least_share(room)
 
     @property
     def rate(self) -> float:

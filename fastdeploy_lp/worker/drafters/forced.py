@@ -20,7 +20,8 @@ class ForcedDrafter(Drafter):
     def __init__(self, forced: ForcedTokens) -> None:
         self._forced = forced
 
-    def begin_step(self, least_share: float) -> bool:  # noqa: ARG002
+    @property
+    def awake(self) -> bool:
         """See `Drafter`: True if a request has a processor that forces tokens."""
         return bool(self._forced)
 
@@ -44,7 +45,8 @@ class GrammarDrafter(Drafter):
         # Slots whose sequences have a grammar.
         self._slots: set[int] = set()
 
-    def begin_step(self, least_share: float) -> bool:  # noqa: ARG002
+    @property
+    def awake(self) -> bool:
         """See `Drafter`: True if a sequence has a grammar."""
         return bool(self._slots)
 

@@ -45,11 +45,16 @@ class LayoutDrafter(Drafter):
         if read is not None:
             self._learn(read)
 
+    @property
+    def awake(self) -> bool:
+        """See `Drafter`: True if a sequence has a grammar."""
+        return bool(self._by_slot)
+
     def begin_step(self, least_share: float) -> bool:  # noqa: ARG002
-        """See `Drafter`: True if a sequence has a grammar. Learns from the tokens of the last step."""
+        """See `Drafter`: learns from the tokens of the last step."""
         for read in self._by_slot.values():
             self._learn(read)
-        return bool(self._by_slot)
+        return True
 
     def draft(self, sequence: Sequence, count: int) -> Draft | None:
         """See `Drafter`."""

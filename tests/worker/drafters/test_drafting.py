@@ -202,6 +202,45 @@ def test_an_idle_drafter_is_not_asked() -> None:
     assert lengths(made, generating()) == [0]
 
 
+class Asleep(Surely):
+    """Is awake while a sequence of two prompt tokens is in a slot."""
+
+    def __init__(self) -> None:
+        self.entered, self.steps = 0, 0
+
+    @property
+    def awake(self) -> bool:
+        return self.entered > 0
+
+    def enter(self, sequence: Sequence) -> None:
+        self.entered += len(sequence.prompt_token_ids) == 2
+
+    def leave(self, slot: int) -> None:
+        self.entered -= 1
+
+    def begin_step(self, least_share: float) -> bool:
+        self.steps += 1
+        return True
+
+
+def test_a_drafter_that_is_not_awake_is_not_called_before_another_sequence_enters() -> None:
+    drafter = Asleep()
+    made, other, awaited = (
+        Drafting(Speculation(adaptive=False), [drafter], StepCosts(CHEAP)),
+        generating(0),
+        generating(1),
+    )
+    other.prompt_token_ids = [1]
+    made.enter(other)
+    assert lengths(made, other) == [0]
+    assert drafter.steps == 0
+    made.enter(awaited)
+    assert lengths(made, other, awaited) == [2, 2]
+    made.leave(1)
+    assert lengths(made, other) == [0]
+    assert drafter.steps == 1
+
+
 class Paid(Drafter):
     """Drafts in passes that take time."""
 

@@ -54,7 +54,7 @@ def drafted(drafter: LayoutDrafter, output: list[int], client: str = "a") -> Dra
 
 
 def test_marks_of_an_answer_are_drafted_in_the_next_one(drafter: LayoutDrafter) -> None:
-    assert not drafter.begin_step(0.0)
+    assert not drafter.awake
     assert drafted(drafter, [OPEN, BREAK]) is None
     answer(drafter)
     # It has seen the quote after the line break alone, which this grammar does not allow.

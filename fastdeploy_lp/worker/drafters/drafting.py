@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from collections.abc import Sequence as AnySequence
@@ -15,6 +16,7 @@ from fastdeploy_lp.config.speculation import GRAMMAR, LAYOUT, Speculation
 from fastdeploy_lp.worker.drafters.acceptance import Acceptance
 from fastdeploy_lp.worker.drafters.drafter import Draft, Drafter, Part
 from fastdeploy_lp.worker.drafters.layouts import Layouts
+from fastdeploy_lp.worker.drafters.payoff import Payoff
 from fastdeploy_lp.worker.drafters.step_costs import StepCosts
 from fastdeploy_lp.worker.logits_mask import Followed, Lead
 from fastdeploy_lp.worker.sequence import Sequence
@@ -32,6 +34,16 @@ class Proposal(NamedTuple):
 
     draft: Draft
     place: int
+
+
+class Look(NamedTuple):
+    """Drafts by slot, and the seconds that they are expected to save."""
+
+    drafts: Mapping[int, Draft]
+    saved: float = 0.0
+
+
+NOTHING_FOUND = Look({})
 
 
 class Drafting:
@@ -75,6 +87,7 @@ class Drafting:
         # Steps one after another are mostly of one size.
         self._last_step: tuple[int, int, int, float] | None = None
         self._last_plan: Plan | None = None
+        self._payoff = Payoff(costs.of(1))
 
     def enter(self, sequence: Sequence) -> None:
         """Registers a sequence in its slot."""
@@ -109,6 +122,18 @@ class Drafting:
         paid = [each for each in self._paid if each.begin_step(least)]
         if least >= 1.0 or not (self._working or paid):
             return {}
+        # Drafts that take time are made only where they pay off.
+        if paid or not self._settings.adaptive:
+            return self._look(generating, paid, plan, least).drafts
+        if self._payoff.rests():
+            return {}
+        began = time.perf_counter()
+        look = self._look(generating, paid, plan, least)
+        self._payoff.looked(time.perf_counter() - began, look.saved)
+        return look.drafts
+
+    def _look(self, generating: Iterable[Sequence], paid: AnySequence[Drafter], plan: Plan, least: float) -> Look:
+        """Finds drafts of all sequences, and chooses how many tokens of each a step verifies."""
         asked: dict[int, Asked] = {}
         found: dict[int, Draft] = {}
         guided: dict[int, Lead] = {}
@@ -133,24 +158,26 @@ class Drafting:
         if guided and self._follow is not None:
             self._follow_grammars(self._follow, found, guided)
         if not found and not paid:
-            return {}
+            return NOTHING_FOUND
         for drafter in paid:
             for slot, draft in self._paid_drafts(drafter, asked, found, plan).items():
                 found[slot] = draft
                 self._proposals[slot] = Proposal(draft, len(asked[slot].sequence.output_token_ids))
         if not found:
-            return {}
+            return NOTHING_FOUND
         if not self._settings.adaptive:
-            return _cut_to(found, room)
+            return Look(_cut_to(found, plan.room))
         most = max(self._acceptance.share(slot, draft.kind) for slot, draft in found.items())
         expected = sum(self._expected(slot, draft) for slot, draft in found.items())
         if not plan.may_pay(most, expected):
-            return {}
+            return NOTHING_FOUND
         rounds = self._rounds(found)
         if not rounds and not plan.may_pay(most, expected, self.costs.draw_seconds):
-            return {}
-        lengths = _lengths({slot: self._chances(slot, draft) for slot, draft in found.items()}, rounds, plan)
-        return {slot: Draft(found[slot].tokens[:length], found[slot].kind) for slot, length in lengths.items()}
+            return NOTHING_FOUND
+        lengths, saved = _lengths({slot: self._chances(slot, draft) for slot, draft in found.items()}, rounds, plan)
+        return Look(
+            {slot: Draft(found[slot].tokens[:count], found[slot].kind) for slot, count in lengths.items()}, saved
+        )
 
     def _add_lead(self, leads: dict[int, Lead], sequence: Sequence, draft: Draft, most: int) -> None:
         """Adds a draft that its grammar may cut, or that may go on."""
@@ -237,7 +264,7 @@ class Drafting:
         shares = {slot: self._acceptance.share(slot, kind) for slot in wanted}
         while True:
             chances = {slot: [shares[slot]] * count for slot, count in wanted.items()}
-            lengths = _lengths(chances, self._rounds(wanted), plan, drafter.passes)
+            lengths, _ = _lengths(chances, self._rounds(wanted), plan, drafter.passes)
             if len(lengths) == len(wanted):
                 return lengths
             # The seconds of a pass were shared with sequences that have no draft.
@@ -276,8 +303,10 @@ def _lengths(
     rounds: Set[int],
     plan: Plan,
     passes: StepCosts | None = None,
-) -> dict[int, int]:
-    """Returns how many tokens of each draft to verify: the likeliest ones, and the number with the highest rate.
+) -> tuple[dict[int, int], float]:
+    """Returns how many tokens of each draft to verify, and the seconds that they are expected to save.
+
+    These are the likeliest ones, and the number with the highest rate.
 
     A token that does not pay may be the first one of a tile whose other tokens cost little. chances: by slot, for each
     token of its draft, the probability that it is right if the tokens before it are; not empty. rounds: slots whose
@@ -293,8 +322,8 @@ def _lengths(
     heapify(heap)
     added: list[int] = []
     lengths: Counter[int] = Counter()
-    plan = copy(plan)
-    kept, best = 0, plan.rate
+    first, plan = plan, copy(plan)
+    kept, best, saved = 0, plan.rate, 0.0
     while heap and len(added) < min(plan.room, kept + LOOK_AHEAD):
         negated, slot = heappop(heap)
         likely, place = -negated, lengths[slot]
@@ -307,10 +336,10 @@ def _lengths(
         added.append(slot)
         lengths[slot] += 1
         if plan.rate > best:
-            kept, best = len(added), plan.rate
+            kept, best, saved = len(added), plan.rate, plan.saved(first)
         if place + 1 < counts[slot]:
             heappush(heap, (-likely * chances[slot][place + 1], slot))
-    return dict(Counter(added[:kept]))
+    return dict(Counter(added[:kept])), saved
 
 
 def _expected_right(share: float, count: int) -> float:
@@ -341,8 +370,9 @@ class Plan:
         self.room = room
         self._tokens = tokens
         self._of_pass = costs.of(tokens)
-        # The first round costs about the same as each further one.
-        self._seconds = self._of_pass + costs.round_seconds
+        # Of the sequences alone: prompts of the step are to be computed in any case. The first round costs about the same
+        # as each further one.
+        self._seconds = costs.of(samples) + costs.round_seconds
         self._expected = float(samples)
         self.least = self.least_share(room)
 
@@ -350,6 +380,10 @@ class Plan:
     def rate(self) -> float:
         """Expected tokens per second."""
         return self._expected / self._seconds
+
+    def saved(self, first: Plan) -> float:
+        """Returns the seconds that steps like the first plan's would take longer for the same tokens."""
+        return self._expected / first.rate - self._seconds
 
     def least_share(self, most: int, seconds: float = 0.0) -> float:
         """Returns the probability above which draft tokens may pay together, verified at no cost; infinite for none.

@@ -85,6 +85,28 @@ def test_right_drafts_grow_and_wrong_ones_shrink() -> None:
     assert lengths(made, generating())[0] > 0
 
 
+def test_prompts_in_a_step_make_no_draft_worth_more() -> None:
+    """A draft token takes what it takes without them, and saves a part of a later step, which has none."""
+    made = drafting({1: 1.0, 64: 64.0})
+    assert made.drafts([generating()], 40, ROOM) == {}
+    made = drafting({1: 1.0, 40: 40.0, 64: 41.0})
+    assert len(made.drafts([generating()], 40, ROOM)[0].tokens) == 6
+
+
+def test_looks_that_save_less_than_they_take_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, asked = drafting({1: 1e-6, 2: 1.0}), list[str]()
+    monkeypatch.setattr(Exactly, "draft", lambda _, sequence, __: asked.append(sequence.request_id))
+    follows = generating()
+    for _ in range(200):
+        assert lengths(made, follows) == [0]
+        follows.output_token_ids = [*follows.output_token_ids, 99]
+    assert 20 < len(asked) < 100
+    made = drafting({1: 1e-6, 2: 1.0}, adaptive=False)
+    asked.clear()
+    assert [lengths(made, follows) for _ in range(50)] == [[0]] * 50
+    assert len(asked) == 50
+
+
 @pytest.mark.parametrize(("in_rounds", "expected"), [(True, 0), (False, 6)])
 def test_a_draft_verified_at_once_costs_no_rounds(in_rounds: bool, expected: int) -> None:
     # Each token costs as much as the whole pass without it, so that only the saved first round pays for more.
@@ -144,7 +166,7 @@ def test_no_number_of_tokens_pays_where_none_may(
     expected = sum(sum(accumulate(each, mul)) for each in chances.values())
     # Sums in another order differ in their last bits.
     if not plan.may_pay(max(each[0] for each in chances.values()), 1.0001 * expected, 0.0 if rounds else draw):
-        assert lengths_of(chances, rounds, plan) == {}
+        assert lengths_of(chances, rounds, plan) == ({}, 0.0)
 
 
 class ForcesNothing(LogitsMask):

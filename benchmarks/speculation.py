@@ -8,7 +8,7 @@ Both engines answer each batch of prompts in turns. Every answer must have the s
 fastest turn counts. Answers end where the model ends them, at the latest after `--max-tokens`. `ratio` compares whole
 requests, `after` what their tokens take after the first ones: the same requests for one token are subtracted. `idle` is
 the share of the time of steps without drafts that looking for them takes, `finding` that share of all steps, on free
-chats in an engine inside this process.
+chats in an engine inside this process that has answered others before.
 
 On a machine with other work, `--processor-time` compares seconds of processor time of all processes instead; run it
 with OMP_NUM_THREADS=1, since threads that wait for each other take processor time, too.

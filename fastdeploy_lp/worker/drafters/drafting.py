@@ -370,8 +370,8 @@ class Plan:
         self.room = room
         self._tokens = tokens
         self._of_pass = costs.of(tokens)
-        # Of the sequences alone: prompts of the step are to be computed in any case. The first round costs about the same
-        # as each further one.
+        # Of the sequences alone: the step's prompts are computed in any case. The first round costs about the same as
+        # each further one.
         self._seconds = costs.of(samples) + costs.round_seconds
         self._expected = float(samples)
         self.least = self.least_share(room)

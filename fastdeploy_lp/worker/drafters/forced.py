@@ -20,9 +20,8 @@ class ForcedDrafter(Drafter):
     def __init__(self, forced: ForcedTokens) -> None:
         self._forced = forced
 
-    @property
-    def awake(self) -> bool:
-        """See `Drafter`: True if a request has a processor that forces tokens."""
+    def begin_step(self, least_share: float) -> bool:  # noqa: ARG002
+        """See `Drafter`: True if a request has a processor that forces tokens, in the phase of its text."""
         return bool(self._forced)
 
     def draft(self, sequence: Sequence, count: int) -> Draft | None:

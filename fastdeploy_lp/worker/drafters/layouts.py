@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 
@@ -13,6 +12,8 @@ CHARACTERS = frozenset(b' \t\r\n{}[]:,"')
 # In place of every other token.
 OTHER = -1
 MOST_CLIENTS, MOST_PLACES, MOST_NEXT = 1024, 512, 4
+# Bytes that a mark may have to begin with: a quote, with a colon or a comma.
+MOST_BYTES = 3
 
 
 class Marks:
@@ -53,7 +54,7 @@ class Layout:
             token, last = code(text[place]), code(text[place - 1]) if place else OTHER
             if last != OTHER:
                 self._note((code(text[place - 2]) if place > 1 else OTHER, last), token)
-            beginning = marks.text(text[place])
+            beginning = marks.text(text[place])[:MOST_BYTES]
             for size in range(1, len(beginning) + 1):
                 self._note(beginning[:size], token)
 
@@ -93,12 +94,13 @@ class Layouts:
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         self._marks = Marks(token_bytes)
-        self._of: OrderedDict[str, Layout] = OrderedDict()
+        # The client that was asked for last is the last one.
+        self._of: dict[str, Layout] = {}
 
     def of(self, client: str) -> Layout:
         """Returns a client's layout; without anything learned if the client is new."""
-        layout = self._of.setdefault(client, Layout(self._marks))
-        self._of.move_to_end(client)
+        layout = self._of.pop(client, None)
+        layout = self._of[client] = Layout(self._marks) if layout is None else layout
         if len(self._of) > MOST_CLIENTS:
-            self._of.popitem(last=False)
+            del self._of[next(iter(self._of))]
         return layout

@@ -83,12 +83,17 @@ def test_a_predicted_output_is_a_source_of_drafts(client: openai.Client, parts: 
     assert accepted > 10 + (without.accepted_prediction_tokens if without else 0)
 
 
-def test_keys_that_a_schema_forces_are_drafted(drafting: ServerProcess, client: openai.Client) -> None:
+def test_keys_that_a_schema_forces_and_marks_between_values_are_drafted(
+    drafting: ServerProcess, client: openai.Client
+) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
-    drafted, plain = (
-        answered(client, "Paris", plain=plain, response_format=form, max_tokens=100) for plain in (False, True)
+    plain, first, second = (
+        answered(client, "Paris", plain=plain, response_format=form, max_tokens=100) for plain in (True, False, False)
     )
-    assert drafted.choices == plain.choices
+    assert first.choices == second.choices == plain.choices
+    accepted = [each.usage.completion_tokens_details.accepted_prediction_tokens for each in (first, second)]
+    # The second answer knows how the first one was laid out.
+    assert 0 < accepted[0] < accepted[1]
     assert metric(drafting, "spec_decode_num_accepted_tokens_total", method="grammar") > 0
 
 

@@ -117,8 +117,9 @@ class HostileRun:
         if not isinstance(stopped, asyncio.CancelledError):
             self._blame(f"the operator could not do their work: {stopped!r}")
         await self._reset_quarantined()
-        for calm in self._calm:
-            await self._send_healthy(self._clients[0], calm, stream=False)
+        # All at once: more than there are blocks for.
+        again = iter(2 * self._calm)
+        await asyncio.gather(*(self._work(client, again) for client in self._clients))
         await self._check_end()
         for client in (*self._clients, self._operator):
             await client.close()
@@ -221,8 +222,10 @@ class HostileRun:
         if health(self._server.url) != 200:
             self._blame("the server is not ready at the end")
         metrics = await self._metrics()
-        names = ("worker_restarts_total", "request_replays_total", "request_lost_total")
+        names = ("worker_restarts_total", "request_replays_total", "request_lost_total", "num_preemptions_total")
         self.report.metrics = {name: metrics[name] for name in names}
+        # The operator misses those since the last look, and before the end of a worker.
+        self.report.preemptions = max(self.report.preemptions, metrics["num_preemptions_total"])
         left = {
             name: metrics[name] for name in ("num_requests_running", "num_requests_waiting", "kv_cache_blocks_used")
         }

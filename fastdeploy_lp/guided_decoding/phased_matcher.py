@@ -100,14 +100,16 @@ class PhasedMatcher:
     def consume(self, token_ids: Sequence[int]) -> None:
         """Takes tokens, of which none is an end of sequence; raises GrammarError at one that is not allowed."""
         for token in token_ids:
-            self._consume(token)
+            if self._matcher is not None:
+                self._matcher.consume([token])
+            self._go_on(token)
 
     def follow(self, token_ids: Sequence[int]) -> int:
         """Takes tokens up to the first one that the form rules out, and returns their number; raises GrammarError."""
         for count, token in enumerate(token_ids):
-            if self.is_complete or (self._matcher is not None and not self._matcher.copy().follow([token])):
+            if self.is_complete or (self._matcher is not None and not self._matcher.follow([token])):
                 return count
-            self._consume(token)
+            self._go_on(token)
         return len(token_ids)
 
     def fill(self, bits: NDArray[np.int32]) -> None:
@@ -127,7 +129,8 @@ class PhasedMatcher:
         """Returns the only text that may follow, also where it is not known in which tokens."""
         return b"" if self._matcher is None else self._matcher.forced_bytes()
 
-    def _consume(self, token: int) -> None:
+    def _go_on(self, token: int) -> None:
+        """Moves the position past a token, which the form's matcher has taken."""
         matcher, position = self._matcher, self._position
         section = position.section
         if matcher is None:
@@ -135,7 +138,6 @@ class PhasedMatcher:
             if position.inside:
                 self._matcher = self._form()
             return
-        matcher.consume([token])
         if section.opening:
             position.push(self._waiting.token(token))
             if not (position.section.opening or position.section.inside):

@@ -43,21 +43,21 @@ class DraftWalk:
     def _runs_after(self, draft: list[int]) -> list[Run]:
         """Returns forced tokens and likely ones in turns, until there are neither."""
         runs: list[Run] = []
-        left, likely = self._draft.most - len(draft), self._draft.likely
-        while left > 0 and not self._matcher.is_complete:
-            tokens = self._matcher.forced()[:left]
+        text, most, likely = list(draft), self._draft.most, self._draft.likely
+        while len(text) < most and not self._matcher.is_complete:
+            tokens = self._matcher.forced()[: most - len(text)]
             forced = bool(tokens)
             if forced:
                 self._matcher.consume(tokens)
             elif likely is not None:
-                tokens = self._first_allowed(likely, [*draft, *(token for run in runs for token in run.tokens)])
+                tokens = self._first_allowed(likely, text)
             if not tokens:
                 break
+            text += tokens
             if runs and runs[-1].forced == forced:
                 runs[-1].tokens.extend(tokens)
             else:
                 runs.append(Run(tokens, forced))
-            left -= len(tokens)
         return runs
 
     def _first_allowed(self, likely: Likely, draft: Sequence[int]) -> list[int]:

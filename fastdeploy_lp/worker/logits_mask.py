@@ -17,7 +17,7 @@ NO_TOKENS: Mapping[int, Sequence[int]] = {}
 
 
 Likely = Callable[[Sequence[int], bytes], Sequence[int]]
-"""Returns tokens that may follow a draft's tokens, the likeliest first; of forced bytes, those that begin with them."""
+"""Takes a draft's tokens, and bytes that must come after them, if any; returns the likeliest tokens there, in order."""
 
 
 class Lead(NamedTuple):

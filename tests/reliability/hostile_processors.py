@@ -224,7 +224,7 @@ class HostileRun:
         metrics = await self._metrics()
         names = ("worker_restarts_total", "request_replays_total", "request_lost_total", "num_preemptions_total")
         self.report.metrics = {name: metrics[name] for name in names}
-        # The operator misses those since the last look, and before the end of a worker.
+        # The operator misses preemptions after the last look, and just before the end of a worker.
         self.report.preemptions = max(self.report.preemptions, metrics["num_preemptions_total"])
         left = {
             name: metrics[name] for name in ("num_requests_running", "num_requests_waiting", "kv_cache_blocks_used")

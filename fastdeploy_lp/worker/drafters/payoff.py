@@ -1,4 +1,4 @@
-"""Whether looking for drafts pays off."""
+"""Compares the time that looks for drafts take with the time that drafts save."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MOST_REST = 8
 
 
 class Payoff:
-    """Compares the seconds that looks for drafts take with those that the drafts found are expected to save.
+    """Compares the seconds that looks for drafts take with the seconds that their drafts are expected to save.
 
     While looks take more, steps without a look come between them: more each time, at most `MOST_REST`. In a full batch
     all sequences have to be looked at, and a draft token saves little. seconds: of a step, which is what looks are
@@ -20,7 +20,7 @@ class Payoff:
         self._rest = self._left = 0
 
     def rests(self) -> bool:
-        """Returns True for a step without a look."""
+        """Returns True for a step without a look; called once a step."""
         if self._left == 0:
             return False
         self._left -= 1

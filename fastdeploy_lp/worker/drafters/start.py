@@ -42,10 +42,17 @@ class Parts:
         return self.fd_config.tokenizer.token_bytes(token)
 
 
+def _layout_drafter(parts: Parts) -> LayoutDrafter:
+    # Read now, not in a step. A model without a tokenizer has no guided requests.
+    with suppress(ValueError):
+        parts.token_bytes(0)
+    return LayoutDrafter(Layouts(parts.token_bytes), parts.mask.allows)
+
+
 SOURCES: dict[str, Callable[[Parts], Drafter]] = {
     FORCED: lambda parts: ForcedDrafter(parts.chain.forced),
     GRAMMAR: lambda parts: GrammarDrafter(parts.mask),
-    LAYOUT: lambda parts: _layout_drafter(parts),
+    LAYOUT: _layout_drafter,
     NGRAM: lambda parts: NgramDrafter(parts.settings, parts.mask.allows),
     SUFFIX: lambda parts: SuffixDrafter(parts.settings),
     DRAFT_MODEL: lambda parts: DraftModelDrafter(parts.fd_config, parts.draft_model),
@@ -59,13 +66,6 @@ def new_drafting(parts: Parts) -> Drafting:
     follow = parts.mask.follow if GRAMMAR in parts.settings.sources else None
     layouts = next((each.layouts for each in drafters if isinstance(each, LayoutDrafter)), None)
     return Drafting(parts.settings, drafters, costs, parts.takes_rounds, follow, layouts)
-
-
-def _layout_drafter(parts: Parts) -> LayoutDrafter:
-    # Read now, not in a step. A model without a tokenizer has no guided requests.
-    with suppress(ValueError):
-        parts.token_bytes(0)
-    return LayoutDrafter(Layouts(parts.token_bytes), parts.mask.allows)
 
 
 def _drafter(source: str, parts: Parts) -> Drafter:

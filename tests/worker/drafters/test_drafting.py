@@ -93,18 +93,28 @@ def test_prompts_in_a_step_make_no_draft_worth_more() -> None:
     assert len(made.drafts([generating()], 40, ROOM)[0].tokens) == 6
 
 
-def test_looks_that_save_less_than_they_take_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, asked = drafting({1: 1e-6, 2: 1.0}), list[str]()
-    monkeypatch.setattr(Exactly, "draft", lambda _, sequence, __: asked.append(sequence.request_id))
-    follows = generating()
-    for _ in range(200):
-        assert lengths(made, follows) == [0]
-        follows.output_token_ids = [*follows.output_token_ids, 99]
-    assert 20 < len(asked) < 100
-    made = drafting({1: 1e-6, 2: 1.0}, adaptive=False)
-    asked.clear()
-    assert [lengths(made, follows) for _ in range(50)] == [[0]] * 50
-    assert len(asked) == 50
+class FindsNothing(Drafter):
+    """Counts how often it is asked."""
+
+    kinds: ClassVar[dict[str, float]] = {"none": 0.5}
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def draft(self, sequence: Sequence, count: int) -> None:
+        self.asked += 1
+
+
+def test_looks_that_save_less_than_they_take_are_left_out() -> None:
+    def looks(*, adaptive: bool) -> int:
+        drafter, follows = FindsNothing(), generating()
+        # Any look takes longer than a step of one token.
+        made = Drafting(Speculation(adaptive=adaptive), [drafter], StepCosts({1: 1e-9, 2: 1e-9}))
+        assert [lengths(made, follows) for _ in range(200)] == [[0]] * 200
+        return drafter.asked
+
+    assert 20 < looks(adaptive=True) < 100
+    assert looks(adaptive=False) == 200
 
 
 @pytest.mark.parametrize(("in_rounds", "expected"), [(True, 0), (False, 6)])

@@ -36,9 +36,13 @@ class Crowd:
     rss_mb: list[float] = field(default_factory=list)
 
     def share(self, key: str) -> float:
-        """A key's part of the streams that were served while both keys had some left, 0 to 1."""
-        last = min(max(each.ended for each in self.served if each.key == name) for name in self.keys)
-        while_both = [each for each in self.served if each.ended <= last]
+        """A key's part of the streams that were served from the first one of each key to the last one of either, 0 to 1.
+
+        Before, a key has the slots alone while the server reads the streams of the other one.
+        """
+        ends = [[each.ended for each in self.served if each.key == name] for name in self.keys]
+        first, last = max(map(min, ends)), min(map(max, ends))
+        while_both = [each for each in self.served if first <= each.ended <= last]
         return sum(each.key == key for each in while_both) / len(while_both)
 
     @property

@@ -36,14 +36,14 @@ class Crowd:
     rss_mb: list[float] = field(default_factory=list)
 
     def share(self, key: str) -> float:
-        """A key's part of the streams that were served from the first one of each key to the last one of either, 0 to 1.
+        """A key's part of the streams that were served while both keys were, 0 to 1; 0 if they never were.
 
         Before, a key has the slots alone while the server reads the streams of the other one.
         """
         ends = [[each.ended for each in self.served if each.key == name] for name in self.keys]
         first, last = max(map(min, ends)), min(map(max, ends))
         while_both = [each for each in self.served if first <= each.ended <= last]
-        return sum(each.key == key for each in while_both) / len(while_both)
+        return sum(each.key == key for each in while_both) / max(len(while_both), 1)
 
     @property
     def keys(self) -> set[str]:

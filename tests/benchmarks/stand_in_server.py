@@ -28,15 +28,20 @@ class Handler(BaseHTTPRequestHandler):
         self._send(200 if healthy else 503, json.dumps({"data": [{"id": "stand-in"}]}).encode())
 
     def do_POST(self) -> None:
-        """A chat completion of TOKENS tokens."""
+        """A chat completion of TOKENS tokens, streamed or whole."""
         body = self.rfile.read(int(self.headers["Content-Length"]))
         with (self.model.parent / "bodies.jsonl").open("ab") as bodies:
             bodies.write(body + b"\n")
         if self.model.stem == "refuses":
             self._send(500, b"cannot decode /srv/models/refuses.gguf")
             return
-        choice = {"index": 0, "delta": {"content": "x"}}
         usage = {"prompt_tokens": 5, "completion_tokens": TOKENS}
+        if not json.loads(body).get("stream"):
+            message = {"message": {"role": "assistant", "content": "x" * TOKENS}}
+            timings = {"draft_n": 4, "draft_n_accepted": 3}
+            self._send(200, json.dumps({"choices": [message], "usage": usage, "timings": timings}).encode())
+            return
+        choice = {"index": 0, "delta": {"content": "x"}}
         chunks = [{"choices": [choice]}] * TOKENS + [{"choices": [], "usage": usage}]
         events = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
         self._send(200, f"{events}data: [DONE]\n\n".encode())

@@ -37,17 +37,7 @@ from fastdeploy_lp.entrypoints.bench.http_client import Client
 from fastdeploy_lp.entrypoints.bench.load import ChatStream, Sample, SSEDecoder
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "compare.py"
-STAND_IN = Path(__file__).with_name("stand_in_server.py")
 TINY_MODEL = Path(__file__).parents[1] / "data" / "golden" / "tiny-llama"
-
-
-@pytest.fixture
-def llama_server(tmp_path: Path) -> Path:
-    """A program that takes llama-server's place."""
-    program = tmp_path / "llama-server"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{STAND_IN}" "$@"\n')
-    program.chmod(0o755)
-    return program
 
 
 def stand_in(llama_server: Path, model: str) -> Contender:

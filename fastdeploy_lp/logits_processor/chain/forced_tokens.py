@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
 from fastdeploy_lp.logits_processor.chain.faults import ChainFaults
@@ -16,15 +16,22 @@ class ForcedTokens:
         self._faults = faults
         # Of each slot, last in the chain first: the last processor decides on a row.
         self._entries: dict[int, list[ChainEntry]] = {}
+        self._listeners: list[Callable[[], None]] = []
 
     def __bool__(self) -> bool:
         return bool(self._entries)
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` each time that a slot gets such a processor: its request enters, or its phase changes."""
+        self._listeners.append(listener)
 
     def enter(self, slot: int, entries: Iterable[ChainEntry]) -> None:
         """Registers a request in a slot whose order of processors is `entries`."""
         found = [entry for entry in entries if entry.forces_tokens and entry.works_on(slot)]
         if found:
             self._entries[slot] = found[::-1]
+            for listener in self._listeners:
+                listener()
 
     def leave(self, slot: int) -> None:
         """Clears a slot."""

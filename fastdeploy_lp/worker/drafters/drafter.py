@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from math import inf
 from typing import ClassVar, NamedTuple
 
 from fastdeploy_lp.worker.drafters.step_costs import StepCosts
 from fastdeploy_lp.worker.sequence import Sequence
+
+NEVER = inf
 
 
 class Part(NamedTuple):
@@ -30,6 +33,8 @@ class Draft(NamedTuple):
     @property
     def parts(self) -> tuple[Part, ...]:
         """All parts, in order."""
+        if not self.added:
+            return (Part(self.kind, len(self.tokens)),)
         return (Part(self.kind, len(self.tokens) - sum(each.size for each in self.added)), *self.added)
 
 
@@ -53,19 +58,15 @@ class Drafter(ABC):
 
     passes: for drafts that cost time, of one kind: the seconds of a pass that drafts one token for each of a number of
     sequences. Such a drafter is asked for drafts of all sequences together, by `prepare`, and only if they pay off.
+
+    next_step: the first step in which it may have a draft or other work, `NEVER` for none until it sets another one,
+    such as when a sequence enters. No earlier step calls it. Drafters with `passes` are called in each step.
     """
 
     # Expected share of right tokens by kind, before any draft of the kind has been verified.
     kinds: ClassVar[dict[str, float]]
     passes: StepCosts | None = None
-
-    @property
-    def awake(self) -> bool:
-        """False if it can have no draft before another sequence enters or leaves; no step calls it until then.
-
-        Drafters with `passes` are called in any case.
-        """
-        return True
+    next_step: float = 0
 
     def enter(self, sequence: Sequence) -> None:  # noqa: B027 - nothing to keep is fine
         """Registers a sequence in its slot."""
@@ -73,11 +74,12 @@ class Drafter(ABC):
     def leave(self, slot: int) -> None:  # noqa: B027
         """Clears a slot."""
 
-    def begin_step(self, least_share: float) -> bool:  # noqa: ARG002
+    def begin_step(self, step: int, least_share: float) -> bool:  # noqa: ARG002
         """Begins a step; returns False if no sequence can have a draft in it, so that none is asked for.
 
         Called once before the drafts of a step, also if none are wanted, so that a portion of background work has its
-        place here. least_share: the probability above which a draft token may pay in this step.
+        place here. step: its number, ascending by one. least_share: the probability above which draft tokens pay in
+        this step, one of each sequence.
         """
         return True
 

@@ -72,9 +72,8 @@ class Drafting:
         self._drafters = tuple(drafters)
         self._free = [each for each in self._drafters if each.passes is None]
         self._paid = [each for each in self._drafters if each.passes is not None]
-        # Of the free ones; None after a sequence entered or left.
-        self._awake: list[Drafter] | None = None
-        # This step: the drafters that may have drafts, which cost no time.
+        # This step: its number, and the drafters that may have drafts, which cost no time.
+        self._step = 0
         self._working = self._free
         self.costs = costs
         self._takes_rounds = takes_rounds
@@ -91,7 +90,6 @@ class Drafting:
 
     def enter(self, sequence: Sequence) -> None:
         """Registers a sequence in its slot."""
-        self._awake = None
         for drafter in self._drafters:
             drafter.enter(sequence)
 
@@ -100,7 +98,6 @@ class Drafting:
         self._proposals.pop(slot, None)
         self._tried.pop(slot, None)
         self._acceptance.leave(slot)
-        self._awake = None
         for drafter in self._drafters:
             drafter.leave(slot)
 
@@ -113,13 +110,15 @@ class Drafting:
 
         room: tokens that may be added to the step.
         """
+        self._step = step = self._step + 1
+        due = [each for each in self._free if each.next_step <= step]
+        if not (due or self._paid):
+            return {}
         generating = list(sequences)
         plan = self._plan(tokens, len(generating), room)
-        least = plan.least if self._settings.adaptive else 0.0
-        if self._awake is None:
-            self._awake = [each for each in self._free if each.awake]
-        self._working = [each for each in self._awake if each.begin_step(least)]
-        paid = [each for each in self._paid if each.begin_step(least)]
+        least, one_each = (plan.least, plan.one_each) if self._settings.adaptive else (-inf, 0.0)
+        self._working = [each for each in due if each.begin_step(step, one_each)]
+        paid = [each for each in self._paid if each.begin_step(step, one_each)]
         if least >= 1.0 or not (self._working or paid):
             return {}
         # Drafts that take time are made only where they pay off.
@@ -150,10 +149,12 @@ class Drafting:
             if paid:
                 asked[slot] = Asked(sequence, count)
             draft = self._best_free(sequence, count)
-            if draft is not None:
+            if draft is None:
+                continue
+            self._proposals[slot] = Proposal(draft, place)
+            if self._acceptance.share(slot, draft.kind) > least:
                 found[slot] = draft
-                self._proposals[slot] = Proposal(draft, place)
-                if sequence.grammar is not None and self._may_pay(slot, draft, least):
+                if sequence.grammar is not None:
                     self._add_lead(guided, sequence, draft, count)
         if guided and self._follow is not None:
             self._follow_grammars(self._follow, found, guided)
@@ -205,9 +206,6 @@ class Drafting:
         if self._last_plan is None or step != self._last_step:
             self._last_step, self._last_plan = step, Plan(self.costs, tokens, samples, room)
         return self._last_plan
-
-    def _may_pay(self, slot: int, draft: Draft, least: float) -> bool:
-        return self._acceptance.share(slot, draft.kind) > least
 
     def _best_free(self, sequence: Sequence, count: int) -> Draft | None:
         """Returns the draft without a cost that is expected to have most right tokens."""
@@ -362,7 +360,8 @@ class Asked:
 class Plan:
     """A step as it grows: its tokens, the seconds that it takes, and the tokens that it is expected to yield.
 
-    room: draft tokens that it may have. least: the probability above which they may pay, see `least_share`.
+    room: draft tokens that it may have. least: the probability above which they may pay, see `least_share`. one_each:
+    the probability above which one draft token of each sequence pays, which depends less on single measurements.
     """
 
     def __init__(self, costs: StepCosts, tokens: int, samples: int, room: int) -> None:
@@ -375,6 +374,7 @@ class Plan:
         self._seconds = costs.of(samples) + costs.round_seconds
         self._expected = float(samples)
         self.least = self.least_share(room)
+        self.one_each = self._share(samples, 0.0)
 
     @property
     def rate(self) -> float:
@@ -390,13 +390,11 @@ class Plan:
 
         most: the most tokens. seconds: the time that drafting one takes.
         """
-        of = self.costs.of
-        shares = (
-            self._expected * ((of(self._tokens + count) - self._of_pass) / count + seconds) / self._seconds
-            for count in TOGETHER
-            if count <= most
-        )
-        return min(shares, default=inf)
+        return min((self._share(count, seconds) for count in TOGETHER if count <= most), default=inf)
+
+    def _share(self, count: int, seconds: float) -> float:
+        of_tokens = self.costs.of(self._tokens + count) - self._of_pass
+        return self._expected * (of_tokens / count + seconds) / self._seconds
 
     def may_pay(self, share: float, expected: float, seconds: float = 0.0) -> bool:
         """Returns False if no number of draft tokens pays, which is known without trying them.

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from fastdeploy_lp.config.speculation import FORCED, GRAMMAR
 from fastdeploy_lp.logits_processor.chain.forced_tokens import ForcedTokens
-from fastdeploy_lp.worker.drafters.drafter import Draft, Drafter
+from fastdeploy_lp.worker.drafters.drafter import NEVER, Draft, Drafter
 from fastdeploy_lp.worker.logits_mask import LogitsMask
 from fastdeploy_lp.worker.sequence import Sequence
 
@@ -19,10 +19,16 @@ class ForcedDrafter(Drafter):
 
     def __init__(self, forced: ForcedTokens) -> None:
         self._forced = forced
+        forced.listen(self._wake)
 
-    def begin_step(self, least_share: float) -> bool:  # noqa: ARG002
+    def begin_step(self, step: int, least_share: float) -> bool:  # noqa: ARG002
         """See `Drafter`: True if a request has a processor that forces tokens, in the phase of its text."""
+        if not self._forced:
+            self.next_step = NEVER
         return bool(self._forced)
+
+    def _wake(self) -> None:
+        self.next_step = 0
 
     def draft(self, sequence: Sequence, count: int) -> Draft | None:
         """See `Drafter`."""
@@ -43,20 +49,18 @@ class GrammarDrafter(Drafter):
         self._mask = mask
         # Slots whose sequences have a grammar.
         self._slots: set[int] = set()
-
-    @property
-    def awake(self) -> bool:
-        """See `Drafter`: True if a sequence has a grammar."""
-        return bool(self._slots)
+        self.next_step = NEVER
 
     def enter(self, sequence: Sequence) -> None:
         """See `Drafter`."""
         if sequence.grammar is not None:
             self._slots.add(sequence.slot)
+            self.next_step = 0
 
     def leave(self, slot: int) -> None:
         """See `Drafter`."""
         self._slots.discard(slot)
+        self.next_step = 0 if self._slots else NEVER
 
     def draft(self, sequence: Sequence, count: int) -> Draft | None:
         """See `Drafter`."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fastdeploy_lp.config.speculation import LAYOUT
-from fastdeploy_lp.worker.drafters.drafter import Draft, Drafter
+from fastdeploy_lp.worker.drafters.drafter import NEVER, Draft, Drafter
 from fastdeploy_lp.worker.drafters.layouts import Layouts
 from fastdeploy_lp.worker.sequence import Sequence
 
@@ -33,24 +33,22 @@ class LayoutDrafter(Drafter):
         self.layouts = layouts
         self._allows = allows
         self._by_slot: dict[int, _Read] = {}
+        self.next_step = NEVER
 
     def enter(self, sequence: Sequence) -> None:
         """See `Drafter`."""
         if sequence.grammar is not None and sequence.params.speculative:
             self._by_slot[sequence.slot] = _Read(sequence, len(sequence.output_token_ids))
+            self.next_step = 0
 
     def leave(self, slot: int) -> None:
         """Clears a slot, after its last tokens were learned from."""
         read = self._by_slot.pop(slot, None)
         if read is not None:
             self._learn(read)
+        self.next_step = 0 if self._by_slot else NEVER
 
-    @property
-    def awake(self) -> bool:
-        """See `Drafter`: True if a sequence has a grammar."""
-        return bool(self._by_slot)
-
-    def begin_step(self, least_share: float) -> bool:  # noqa: ARG002
+    def begin_step(self, step: int, least_share: float) -> bool:  # noqa: ARG002
         """See `Drafter`: learns from the tokens of the last step."""
         for read in self._by_slot.values():
             self._learn(read)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import ClassVar, NamedTuple
 
 from fastdeploy_lp.config.speculation import Speculation
-from fastdeploy_lp.worker.drafters.drafter import Draft, Drafter, MatchKinds
+from fastdeploy_lp.worker.drafters.drafter import NEVER, Draft, Drafter, MatchKinds
 from fastdeploy_lp.worker.drafters.token_index import TokenIndex
 from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
@@ -25,7 +25,7 @@ class Pace(NamedTuple):
 
 
 # CHEAP: drafts that are seldom right pay off, too. DEAR: they do not. STEADY: a look in each step.
-CHEAP, DEAR, STEADY = Pace(8, 2), Pace(4, 3), Pace(1, 0)
+CHEAP, DEAR, STEADY = Pace(6, 3), Pace(3, 4), Pace(1, 0)
 SELDOM_RIGHT = MATCHES.shares[MATCHES.one]
 
 
@@ -79,24 +79,25 @@ class NgramDrafter(Drafter):
         self._adaptive = settings.adaptive
         self._pace = STEADY
         self._texts: dict[int, _Text] = {}
-        # Number of this step, and the earliest next look at a text, or an earlier step.
-        self._step = self._next_look = 0
+        # Number of this step; texts that it has yet to look at, and the first next look at the others.
+        self._step = self._due = 0
+        self._later = NEVER
 
     def enter(self, sequence: WorkerSequence) -> None:
         """See `Drafter`."""
         if sequence.params.speculative:
             self._texts[sequence.slot] = _Text()
-            self._next_look = 0
+            self.next_step = 0
 
-    def begin_step(self, least_share: float) -> bool:
+    def begin_step(self, step: int, least_share: float) -> bool:
         """See `Drafter`: True if a text is looked at in this step."""
-        self._step += 1
-        if self._step < self._next_look:
-            return False
+        self._step = step
         if self._adaptive:
             self._pace = CHEAP if least_share < SELDOM_RIGHT else DEAR
-        self._next_look = min((text.next_look for text in self._texts.values()), default=self._step + 1)
-        return self._step >= self._next_look
+        later = [text.next_look for text in self._texts.values() if text.next_look > step]
+        self._due, self._later = len(self._texts) - len(later), min(later, default=NEVER)
+        self._settle()
+        return self._due > 0
 
     def leave(self, slot: int) -> None:
         """Clears a slot."""
@@ -122,9 +123,15 @@ class NgramDrafter(Drafter):
         text.looked(output, tokens[0] if tokens else PREDICTION_ENDS, self._step, self._pace)
         # After such a match a draft is mostly right, and known to be so only at the next look.
         text.wait(STEADY if length == self._longest else self._pace)
+        self._due, self._later = self._due - 1, min(self._later, text.next_look)
+        self._settle()
         if not tokens:
             return None
         return Draft(tokens, MATCHES.of(length, self._longest))
+
+    def _settle(self) -> None:
+        # A text that no step has looked at, since drafts were not wanted, is looked at in the next one.
+        self.next_step = 0 if self._due else self._later
 
     def _follows(self, slot: int, token: int) -> bool:
         return token != PREDICTION_ENDS and self._allows(slot, token)

@@ -69,7 +69,7 @@ class SuffixDrafter(Drafter):
             self._waiting.append(answer)
             self._num_waiting += answer.end - answer.begin
 
-    def begin_step(self, least_share: float) -> bool:  # noqa: ARG002
+    def begin_step(self, step: int, least_share: float) -> bool:  # noqa: ARG002
         """See `Drafter`: indexes a portion of the answers that wait."""
         pieces: list[Piece] = []
         left = PORTION

@@ -12,7 +12,6 @@ MAX_CANDIDATES = 16
 PAIR = 2
 # Tokens that the first tables are large enough for.
 _FIRST_TOKENS = 32
-_FACTOR = 0x9E3779B1
 
 
 class TokenIndex:
@@ -52,17 +51,14 @@ class TokenIndex:
                 singles.widen(len(text))
         mask = runs.mask
         for position in range(len(runs.before), len(text)):
-            value = (text[position] + 1) * _FACTOR
             if singles is not None:
-                place = (value >> 15) & mask
+                place = hash((text[position],)) & mask
                 singles.before.append(singles.newest[place])
                 singles.newest[place] = position
             if position + 1 < linked:
                 runs.before.append(NOWHERE)
                 continue
-            for earlier in range(1, linked):
-                value = (value * 31 + text[position - earlier] + 1) * _FACTOR
-            place = (value >> 15) & mask
+            place = hash(tuple(text[position - linked + 1 : position + 1])) & mask
             runs.before.append(runs.newest[place])
             runs.newest[place] = position
 

@@ -18,7 +18,7 @@ from support.sequences import sequence
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.config.speculation import GRAMMAR, LAYOUT, Speculation
-from fastdeploy_lp.worker.drafters.drafter import Draft, Drafter
+from fastdeploy_lp.worker.drafters.drafter import NEVER, Draft, Drafter
 from fastdeploy_lp.worker.drafters.drafting import TRIAL_TOKENS, Drafting, Plan
 from fastdeploy_lp.worker.drafters.drafting import _lengths as lengths_of
 from fastdeploy_lp.worker.drafters.forced import GrammarDrafter
@@ -225,7 +225,7 @@ def test_a_draft_follows_its_grammar_and_each_part_is_learned_from() -> None:
 class Idle(Surely):
     """Has a draft, and says that it has none."""
 
-    def begin_step(self, least_share: float) -> bool:
+    def begin_step(self, step: int, least_share: float) -> bool:
         return False
 
 
@@ -234,43 +234,33 @@ def test_an_idle_drafter_is_not_asked() -> None:
     assert lengths(made, generating()) == [0]
 
 
-class Asleep(Surely):
-    """Is awake while a sequence of two prompt tokens is in a slot."""
+class EveryThird(Surely):
+    """Has drafts in every third step, while a sequence is in its slot."""
 
     def __init__(self) -> None:
-        self.entered, self.steps = 0, 0
-
-    @property
-    def awake(self) -> bool:
-        return self.entered > 0
+        self.next_step, self.steps = NEVER, list[int]()
 
     def enter(self, sequence: Sequence) -> None:
-        self.entered += len(sequence.prompt_token_ids) == 2
+        self.next_step = 0
 
     def leave(self, slot: int) -> None:
-        self.entered -= 1
+        self.next_step = NEVER
 
-    def begin_step(self, least_share: float) -> bool:
-        self.steps += 1
+    def begin_step(self, step: int, least_share: float) -> bool:
+        self.steps.append(step)
+        self.next_step = step + 3
         return True
 
 
-def test_a_drafter_that_is_not_awake_is_not_called_before_another_sequence_enters() -> None:
-    drafter = Asleep()
-    made, other, awaited = (
-        Drafting(Speculation(adaptive=False), [drafter], StepCosts(CHEAP)),
-        generating(0),
-        generating(1),
-    )
-    other.prompt_token_ids = [1]
-    made.enter(other)
-    assert lengths(made, other) == [0]
-    assert drafter.steps == 0
-    made.enter(awaited)
-    assert lengths(made, other, awaited) == [2, 2]
-    made.leave(1)
-    assert lengths(made, other) == [0]
-    assert drafter.steps == 1
+def test_no_step_before_its_next_one_calls_a_drafter() -> None:
+    drafter, follows = EveryThird(), generating()
+    made = Drafting(Speculation(adaptive=False), [drafter], StepCosts(CHEAP))
+    assert lengths(made, follows) == [0]
+    made.enter(follows)
+    assert [lengths(made, follows)[0] > 0 for _ in range(5)] == [True, False, False, True, False]
+    made.leave(0)
+    assert [lengths(made, follows) for _ in range(3)] == [[0]] * 3
+    assert drafter.steps == [2, 5]
 
 
 class Paid(Drafter):

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from support.drafters import KnowsMost
 from support.processors import YourLogitsProcessor
-from support.sequences import request, tiny_engine
-from support.tiny import write_tiny_checkpoint
+from support.sequences import chain_of, request, tiny_engine
+from support.tiny import tiny_fd_config, write_tiny_checkpoint
 
 from fastdeploy_lp import LLM, SamplingParams
 from fastdeploy_lp.config import FDConfig, StructuredOutputsConfig
 from fastdeploy_lp.config.speculation import Speculation
 from fastdeploy_lp.logits_processor import ChainAbortedError, LogitsProcessor, Selection
 from fastdeploy_lp.messages import AddRequest, TokenLogprobs
+from fastdeploy_lp.request.phase import NO_PARTS, phase_of
 from fastdeploy_lp.stats import OK
 from fastdeploy_lp.worker.engine_core import EngineCore
 
@@ -148,6 +150,25 @@ def test_all_drafts_of_a_builtin_are_right(noun: str) -> None:
     assert run(core, alone) == run(engine(None), alone)
     verified, accepted = counts(core)
     assert accepted == verified > 0
+
+
+def test_a_phrase_is_drafted_after_steps_that_had_none_to_draft(tmp_path: Path) -> None:
+    fd_config = tiny_fd_config(speculation=Speculation("forced", 5, adaptive=False), eos_token_ids=(EOS,))
+    # Phases need the bytes of tokens.
+    of_files = replace(fd_config.model_config, directory=str(write_tiny_checkpoint(tmp_path)))
+    fd_config = replace(fd_config, model_config=of_files)
+    core = EngineCore(fd_config, chain_of(CHAIN, fd_config))
+    name, args = "TriggerPhraseLogitsProcessor", {"trigger_phrase": [63, 64, 65, 66], "trigger_after_seconds": 0.0}
+    run(core, [request("plain", [6, 9, 2], max_tokens=8)])
+    assert counts(core) == (0, 0)
+    run(core, [request("at once", [6, 9, 2], max_tokens=8, logits_processors_args=args)])
+    before = counts(core)[1]
+    assert before > 0
+    later = request("later", [6, 9, 2], max_tokens=16)
+    later.selection = Selection(named={name: args}, when={name: phase_of({"after_tokens": 6}, "when", NO_PARTS)})
+    tokens = run(core, [later])["later"].tokens
+    assert [63, 64, 65, 66] in [tokens[place : place + 4] for place in range(6, 13)]
+    assert counts(core)[1] > before
 
 
 def test_an_answer_is_what_follows_and_asking_changes_nothing(plain: dict[str, Ended]) -> None:

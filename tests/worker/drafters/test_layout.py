@@ -16,7 +16,7 @@ from fastdeploy_lp.config.speculation import LAYOUT, Speculation
 from fastdeploy_lp.guided_decoding.grammar import grammar_of
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
-from fastdeploy_lp.worker.drafters.drafter import Draft
+from fastdeploy_lp.worker.drafters.drafter import NEVER, Draft
 from fastdeploy_lp.worker.drafters.layout import LayoutDrafter
 from fastdeploy_lp.worker.drafters.layouts import Layouts
 from fastdeploy_lp.worker.engine_core import EngineCore
@@ -43,7 +43,7 @@ def answer(drafter: LayoutDrafter, grammar: str | None = "start: /a/", **fields:
     made.grammar, made.client = grammar, "a"
     drafter.enter(made)
     made.output_token_ids = TEXT[:3]
-    drafter.begin_step(0.0)
+    drafter.begin_step(1, 0.0)
     made.output_token_ids = TEXT
     drafter.leave(0)
 
@@ -52,14 +52,14 @@ def drafted(drafter: LayoutDrafter, output: list[int], client: str = "a") -> Dra
     made = sequence([9], slot=1, output=output, max_tokens=9)
     made.grammar, made.client = "start: /b/", client
     drafter.enter(made)
-    assert drafter.begin_step(0.0)
+    assert drafter.begin_step(1, 0.0)
     found = drafter.draft(made, 8)
     drafter.leave(1)
     return found
 
 
 def test_marks_of_an_answer_are_drafted_in_the_next_one(drafter: LayoutDrafter, banned: set[int]) -> None:
-    assert not drafter.awake
+    assert drafter.next_step == NEVER
     assert drafted(drafter, [OPEN, BREAK]) is None
     answer(drafter)
     assert drafted(drafter, [OPEN, BREAK]) == Draft([QUOTE], LAYOUT)

@@ -9,7 +9,7 @@ import pytest
 from support.sequences import sequence
 
 from fastdeploy_lp.config.speculation import Speculation
-from fastdeploy_lp.worker.drafters.drafter import Draft
+from fastdeploy_lp.worker.drafters.drafter import NEVER, Draft
 from fastdeploy_lp.worker.drafters.ngram import CHEAP, DEAR, SELDOM_RIGHT, NgramDrafter, Pace
 from fastdeploy_lp.worker.sequence import Sequence
 
@@ -28,6 +28,7 @@ class Steps:
     def __init__(self, drafter: NgramDrafter, prompt: list[int], least_share: float = 0.0) -> None:
         self.drafter, self.prompt, self.least_share = drafter, prompt, least_share
         self.sequences: list[Sequence] = []
+        self.number = 0
 
     def enter(self) -> None:
         """Adds a sequence, which enters a slot."""
@@ -35,10 +36,15 @@ class Steps:
         self.drafter.enter(made)
         self.sequences.append(made)
 
+    def begin(self) -> bool:
+        """Begins a step; returns True if a sequence is looked at in it."""
+        self.number += 1
+        return self.drafter.next_step <= self.number and self.drafter.begin_step(self.number, self.least_share)
+
     def step(self, tokens: list[list[int]]) -> list[Draft | None]:
         """The drafts by sequence before a step after which they have these further tokens."""
         drafts: list[Draft | None] = [None] * len(tokens)
-        if self.drafter.begin_step(self.least_share):
+        if self.begin():
             drafts = [self.drafter.draft(each, 4) for each in self.sequences]
         for each, further in zip(self.sequences, tokens, strict=True):
             for token in further:
@@ -62,7 +68,7 @@ class Steps:
         return found
 
 
-@pytest.mark.parametrize("shortest", [1, 2, 5])
+@pytest.mark.parametrize("shortest", [1, 2, 4])
 def test_what_follows_so_many_tokens_is_drafted_at_each_place(shortest: int) -> None:
     prompt, settings = list(range(20, 60)), Speculation(prompt_lookup_min=shortest)
     steps = Steps(drafter_of(settings), prompt)
@@ -84,8 +90,8 @@ def test_looks_are_rarer_where_drafts_were_wrong_for_long(adaptive: bool, least_
 
 @pytest.mark.parametrize(("least_share", "pace"), PACES)
 def test_a_repetition_is_found_late_but_whole_after_many_looks_in_vain(least_share: float, pace: Pace) -> None:
-    prompt = list(range(20, 60))
-    found = Steps(drafter_of(Speculation()), prompt, least_share).looks([*NEW, *prompt[:30]])
+    prompt = list(range(20, 100))
+    found = Steps(drafter_of(Speculation()), prompt, least_share).looks([*NEW, *prompt[:60]])
     assert len(NEW) < found[0] <= len(NEW) + 2**pace.halvings
     # From the second look on it looks in each step, and a step of a whole draft yields 5 tokens.
     assert found[1] < found[0] + 5 + 2**pace.halvings
@@ -121,13 +127,13 @@ def test_looks_at_several_texts_fall_into_the_same_steps() -> None:
     for place in range(100):
         if place in (0, 3, 10):
             steps.enter()
-        looked.append(steps.drafter.begin_step(SELDOM_RIGHT))
+        looked.append(steps.begin())
         for each in steps.sequences:
             if looked[-1]:
                 steps.drafter.draft(each, 4)
             each.append(NEW[place])
-    # Each text alone is looked at in every eighth step in the end.
-    assert sum(looked[-32:]) == 4
+    # Each text alone is looked at in every 16th step in the end.
+    assert sum(looked[-32:]) == 2
 
 
 def test_a_new_text_is_looked_at_at_once() -> None:
@@ -136,7 +142,24 @@ def test_a_new_text_is_looked_at_at_once() -> None:
     for token in range(900, 960):
         steps.step([[token]])
     steps.enter()
-    assert steps.drafter.begin_step(0.0)
+    assert steps.begin()
+
+
+def test_a_text_that_a_step_was_to_look_at_and_did_not_is_due_in_the_next_step() -> None:
+    steps = Steps(drafter_of(Speculation()), NEW)
+    steps.enter()
+    steps.enter()
+    assert steps.begin()
+    steps.drafter.draft(steps.sequences[0], 4)
+    assert steps.begin()
+
+
+def test_no_step_without_a_text_is_begun() -> None:
+    steps = Steps(drafter_of(Speculation()), NEW)
+    steps.enter()
+    steps.drafter.leave(0)
+    assert not steps.begin()
+    assert steps.drafter.next_step == NEVER
 
 
 @pytest.mark.parametrize(
@@ -164,7 +187,7 @@ def test_a_match_counts_only_before_a_token_that_the_grammar_allows(
         made = sequence(prompt, slot=0, output=[2])
         made.grammar = grammar
         drafter.enter(made)
-        drafter.begin_step(0.0)
+        drafter.begin_step(1, 0.0)
         draft = drafter.draft(made, 2)
         found = None if draft is None else draft.tokens
         assert found == (expected if grammar else [5, 6])

@@ -98,7 +98,7 @@ def test_an_aborted_answer_is_kept_up_to_its_last_token() -> None:
     core.abort(["first"])
     made = SuffixDrafter(SETTINGS)
     follows(made, [1, 2, 3], tokens)
-    made.begin_step(0.0)
+    made.begin_step(1, 0.0)
     assert drafts(made, [1, 2, 3], tokens[:1]) == tokens[1:]
     assert drafted(core, request("second", [1, 2, 3], max_tokens=30)) >= len(tokens) - 2
 
@@ -120,17 +120,17 @@ def drafts(made: SuffixDrafter, prompt: list[int], output: list[int], count: int
 def test_a_preempted_answer_is_kept_once_and_matched_over_the_break() -> None:
     made = SuffixDrafter(SETTINGS)
     ran = follows(made, [1, 2, 3], [10, 11, 12, 13])
-    made.begin_step(0.0)
+    made.begin_step(1, 0.0)
     ran.slot = 5
     made.enter(ran)
     ran.output_token_ids = [*ran.output_token_ids, 14, 15]
     made.leave(5)
-    made.begin_step(0.0)
+    made.begin_step(1, 0.0)
     assert drafts(made, [1, 2, 3], [10]) == [11, 12, 13]
     assert drafts(made, [1, 2, 3], [10, 11, 12, 13]) == [14, 15]
     # If the first part were stored again, it would outvote this one.
     follows(made, [9, 9], [11, 12, 70])
-    made.begin_step(0.0)
+    made.begin_step(1, 0.0)
     assert drafts(made, [8], [11, 12]) == [70]
 
 
@@ -138,11 +138,11 @@ def test_long_answers_are_indexed_in_portions() -> None:
     made, answer = SuffixDrafter(SETTINGS), list(range(1000, 1000 + 3 * PORTION))
     follows(made, [1, 2, 3], answer)
     assert drafts(made, [1, 2, 3], answer[:4]) is None
-    made.begin_step(0.0)
+    made.begin_step(1, 0.0)
     assert drafts(made, [1, 2, 3], answer[:4], 3) == answer[4:7]
     assert drafts(made, [1, 2, 3], answer[:-4], 3) is None
     for _ in range(3):
-        made.begin_step(0.0)
+        made.begin_step(1, 0.0)
     for end in range(4, len(answer), 50):
         found = drafts(made, [1, 2, 3], answer[:end], 3)
         assert found
@@ -155,7 +155,7 @@ def test_of_many_ended_answers_the_oldest_are_dropped(monkeypatch: pytest.Monkey
     for index in range(20):
         follows(made, [1, 2, 3], [1000 * index + place for place in range(50)])
     for _ in range(9):
-        made.begin_step(0.0)
+        made.begin_step(1, 0.0)
     found = [drafts(made, [1, 2, 3], [1000 * index, 1000 * index + 1], 1) for index in range(20)]
     assert found[:17] == [None] * 17
     assert found[17:] == [[1000 * index + 2] for index in range(17, 20)]
@@ -165,8 +165,8 @@ def test_the_oldest_answers_make_room() -> None:
     made = SuffixDrafter(Speculation("suffix", suffix_max_tokens=10_000))
     for index in range(30):
         follows(made, [1, 2, 3], [1000 * index + place for place in range(900)])
-        made.begin_step(0.0)
-        made.begin_step(0.0)
+        made.begin_step(1, 0.0)
+        made.begin_step(1, 0.0)
     kept = [index for index in range(30) if drafts(made, [4], [1000 * index + 700, 1000 * index + 701])]
     assert kept[-1] == 29
     assert 9 <= len(kept) <= 11

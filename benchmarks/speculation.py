@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -256,6 +257,8 @@ def row(each: Comparison) -> str:
 def main() -> int:
     """The exit status."""
     args = arguments()
+    # Ending the run by its process id also ends llama.cpp's servers.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     print(
         "| engine | task | requests | tokens/s | with drafts | ratio | after | accepted | must | same tokens |\n|---|"
         + "---|" * 9

@@ -100,8 +100,10 @@ def test_more_groups_and_rows_than_a_part_holds(
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_rows_that_are_no_numbers_stay_alone(precision: str, unit: TileUnit, ops: ctypes.CDLL) -> None:
-    decoder, hidden = head(70, 40, "Q8_0", precision), rows_of(81, 70)
+# Few groups are quantized one by one, many by 16 together.
+@pytest.mark.parametrize("into", [70, 700])
+def test_rows_that_are_no_numbers_stay_alone(into: int, precision: str, unit: TileUnit, ops: ctypes.CDLL) -> None:
+    decoder, hidden = head(into, 40, "Q8_0", precision), rows_of(81, into)
     with passes_on(ops, OFF):
         expected = products(decoder, hidden)
     hidden[3, 69], hidden[12, 0], hidden[80, 33] = np.nan, np.inf, -np.inf

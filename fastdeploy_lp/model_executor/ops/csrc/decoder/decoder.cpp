@@ -324,7 +324,7 @@ void Decoder::gate(const Pass& pass, const Layer& layer, int pair, Own& own) con
         };
         multiply_panel({layer.gate_up, &layer.down}, pass.normed, tokens, 2 * pair + half, own.sums, own.prefetcher, put);
     }
-    for (int row = 0; row < tokens; ++row) pass.gated.prepare(layer.down, row, first, out + static_cast<int64_t>(row) * stride, columns);
+    pass.gated.prepare_rows(layer.down, tokens, first, out, stride, columns);
 }
 
 void Decoder::forward(const Batch& batch, float* hidden) {

@@ -92,7 +92,17 @@ struct Activations {
             bfloat16_tiles::round_groups(columns, n, rounded<uint16_t>(layer, row) + column);
         else if (layer.bfloat16)
             linear_bfloat16::round_groups(columns, n, rounded<linear_bfloat16::Element>(layer, row) + column);
-        if (layer.digits > 0) linear_int8::quantize_groups(columns, n, layer.digits, quantized(layer, row, column / linear_int8::kGroup));
+        if (layer.digits > 0) linear_int8::quantize_groups(columns, n, layer.digits, to_quantize(layer, row, column / linear_int8::kGroup));
+    }
+
+    // The same for all of `rows` rows, whose columns are `stride` floats apart.
+    void prepare_rows(const Linear& layer, int rows, int column, const float* columns, int64_t stride, int n) const {
+        if (layer.digits > 0 && n == linear_int8::kGroup) {
+            const linear_int8::Activations first = to_quantize(layer, 0, column / linear_int8::kGroup);
+            linear_int8::quantize_groups({columns, stride, first, linear_int8::groups_of(layer.in)}, rows, layer.digits);
+            return;
+        }
+        for (int row = 0; row < rows; ++row) prepare(layer, row, column, columns + row * stride, n);
     }
 
     template <class Element>
@@ -103,7 +113,15 @@ struct Activations {
     // From a group of row `first` on.
     linear_int8::Activations quantized(const Linear& layer, int first, int group = 0) const {
         const int64_t at = static_cast<int64_t>(first) * linear_int8::groups_of(layer.in) + group;
-        return {q + at * linear_int8::kGroup * layer.digits, scale + at, total + at, layer.needs_sums() ? sums + 2 * at : nullptr};
+        return {q + at * linear_int8::kGroup * layer.digits, scale + at, total + at, sums + 2 * at};
+    }
+
+   private:
+    // The same without sums that no product needs.
+    linear_int8::Activations to_quantize(const Linear& layer, int first, int group) const {
+        linear_int8::Activations rows = quantized(layer, first, group);
+        if (!layer.needs_sums()) rows.sums = nullptr;
+        return rows;
     }
 };
 

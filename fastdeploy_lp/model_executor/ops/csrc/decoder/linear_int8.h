@@ -5,19 +5,14 @@
 // exact integers and groups are added in ascending order, so a row's result has the same bits alone and in any batch.
 #pragma once
 
-#include <cmath>
-#include <limits>
 #include <type_traits>
 
-#include "decoder/packed_weights.h"
+#include "decoder/quantized_groups.h"
 
 namespace linear_int8 {
 
-constexpr int kGroup = packed_weights::kGroup;
 // Prefetch distance in groups.
 constexpr int kGroupsAhead = 8;
-
-using packed_weights::groups_of;
 
 #if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512VNNI__)
 #define FDLP_SHORT_SUMS
@@ -30,63 +25,6 @@ constexpr int max_tile(int digits) { return digits == 1 ? 8 : 4; }
 #else
 constexpr int max_tile(int digits) { return digits == 1 ? 6 : 4; }
 #endif
-
-// A group with no larger activation counts as zero: the inverse of its step would overflow float32.
-constexpr float kNothing = 1e-30f;
-
-// A row of activations: for each group 32 high digits and, if there are two, 32 low ones; its scale; scale * Σ a; and, unless null, Σ a of
-// its first and of its last 16, for levels that are multiplied with an offset (offset_of).
-struct Activations {
-    int8_t* q;
-    float* scale;
-    float* total;
-    int32_t* sums;
-
-    // Σ a of a part of the group at index `at`.
-    int32_t sum_of(int at, int part, int parts) const { return parts == 2 ? sums[2 * at + part] : sums[2 * at] + sums[2 * at + 1]; }
-};
-
-// Quantizes a group [32]; a NaN or an infinity makes the scale NaN, so that the row's result is NaN.
-template <int Digits>
-inline void quantize_group(const float* x, int8_t* q, float* scale, float* total, int32_t* sums) {
-    constexpr float kLevels = Digits == 1 ? 127.0f : 127.0f * 256.0f;
-    const Floats values[2] = {load(x), load(x + kLanes)};
-    const float most = largest_magnitude(values[0], values[1]);
-    if (!(most <= std::numeric_limits<float>::max())) {
-        std::memset(q, 0, Digits * kGroup);
-        *scale = *total = std::numeric_limits<float>::quiet_NaN();
-        if (sums != nullptr) sums[0] = sums[1] = 0;
-        return;
-    }
-    const Floats inverse = splat(most > kNothing ? kLevels / most : 0.0f);
-    Ints levels = {};
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-        const Ints level = round_to_ints(values[half] * inverse);
-        const Ints high = Digits == 1 ? level : (level + 128) >> 8;
-        store_bytes(q + half * kLanes, high);
-        if (Digits == 2) store_bytes(q + kGroup + half * kLanes, level - high * 256);
-        levels += level;
-        if (sums != nullptr) sums[half] = sum(level);
-    }
-    *scale = most / kLevels;
-    *total = *scale * static_cast<float>(sum(levels));
-}
-
-// Quantizes `n` activations from the start of a group; `row` is the destination of that group.
-inline void quantize_groups(const float* x, int n, int digits, Activations row) {
-    for (int g = 0; g < groups_of(n); ++g) {
-        const int left = n - g * kGroup;
-        const float* group = x + g * kGroup;
-        float filled[kGroup] = {};
-        if (left < kGroup) group = static_cast<const float*>(std::memcpy(filled, group, sizeof(float) * left));
-        int32_t* sums = row.sums == nullptr ? nullptr : row.sums + 2 * g;
-        if (digits == 1)
-            quantize_group<1>(group, row.q + g * kGroup, row.scale + g, row.total + g, sums);
-        else
-            quantize_group<2>(group, row.q + 2 * g * kGroup, row.scale + g, row.total + g, sums);
-    }
-}
 
 #if defined(__AVX512VNNI__)
 constexpr const char* kInstructions = "AVX-512 VNNI";

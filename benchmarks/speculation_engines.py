@@ -1,4 +1,4 @@
-"""What `speculation.py` measures: engines that answer a batch of prompts, ours and llama.cpp's server."""
+"""Engines that `speculation.py` compares: they answer batches of prompts. Ours, and the server of llama.cpp."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class OurEngine:
 class LlamaEngine:
     """llama.cpp's server in a `with` block; raises ServerError where it does not start.
 
-    binary, gguf: program and model. options: more of its options, such as those of its drafts.
+    binary, gguf: program and model. options: further options of the program, such as those about drafts.
     """
 
     def __init__(self, binary: str, gguf: Path, options: Sequence[str]) -> None:

@@ -263,6 +263,28 @@ def test_no_step_before_its_next_one_calls_a_drafter() -> None:
     assert drafter.steps == [2, 5]
 
 
+class Told(Surely):
+    """Keeps the probabilities that steps tell it."""
+
+    def __init__(self) -> None:
+        self.told: list[float] = []
+
+    def begin_step(self, step: int, least_share: float) -> bool:
+        self.told.append(least_share)
+        return True
+
+
+def test_drafters_are_told_what_a_token_of_each_sequence_must_have_to_pay() -> None:
+    drafter = Told()
+    costs = StepCosts({1: 1.0, 8: 4.0, 9: 4.0, 16: 7.0})
+    costs.round_seconds = 0.0
+    made = Drafting(Speculation(), [drafter], costs)
+    made.drafts([generating(slot) for slot in range(8)], 8, ROOM)
+    # One token more costs nothing, and 8 more three quarters of the step.
+    assert drafter.told == [0.75]
+    assert Plan(costs, 8, 8, ROOM).least == 0.0
+
+
 class Paid(Drafter):
     """Drafts in passes that take time."""
 

@@ -151,7 +151,7 @@ def compared(pair: Pair, task: Task, count: int, args: argparse.Namespace) -> Co
             firsts[place] += min(run(engines[place], batch, args, 1).seconds for _ in range(args.turns))
     seconds = [max(sum(one.seconds for one in each), TICK) for each in best]
     after = [max(whole - first, TICK) for whole, first in zip(seconds, firsts, strict=True)]
-    # Of each its own: answers of another engine than ours may differ in length.
+    # Of each its own: with drafts, answers of llama.cpp may have another length.
     tokens = [sum(one.answers.num_tokens for one in each) for each in best]
     plain, drafted = (number / each for number, each in zip(tokens, seconds, strict=True))
     rates = [number / each for number, each in zip(tokens, after, strict=True)]

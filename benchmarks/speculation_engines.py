@@ -32,7 +32,7 @@ class Answers:
 
 
 class Engine(Protocol):
-    """Answers prompts greedily, with at most `max_tokens` tokens each, and keeps nothing that it computed for later."""
+    """Answers prompts greedily, with at most `max_tokens` tokens each; computes a prompt again each time."""
 
     def takes(self, prompt: Prompt) -> bool:
         """Returns True if it knows the prompt's parameters."""

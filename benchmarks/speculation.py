@@ -242,7 +242,7 @@ def measured(args: argparse.Namespace) -> tuple[list[Comparison], list[Idle]]:
 
 
 def llama_pair(args: argparse.Namespace, open_engines: ExitStack) -> Pair:
-    """Starts llama.cpp's server twice, on the GGUF file that the model comes from."""
+    """Starts two servers of llama.cpp with the model's GGUF file, one of which drafts."""
     gguf = resolve_model(args.model).source
     each = [LlamaEngine(args.llama_server, gguf, options) for options in ((), args.llama_drafts.split())]
     plain, drafting = (open_engines.enter_context(engine) for engine in each)

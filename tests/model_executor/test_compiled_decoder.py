@@ -12,6 +12,7 @@ import paddle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from support.decoders import (
     BLOCK_SIZES,
     CACHE_DTYPES,
@@ -341,6 +342,27 @@ def test_what_the_cache_held_before_does_not_show_even_if_it_is_not_a_number(
         assert np.isnan(used.forward([filling]).numpy()).all()
     assert_same_bits(run_alone(used, seats), clean)
     assert_same_bits(run_schedule(used, seats, data.draw(schedules(seats))), clean)
+
+
+@pytest.mark.parametrize("quantization", ["w8a8", "w8a16"])
+# Few rows are quantized one by one, many together.
+@pytest.mark.parametrize("count", [3, 9, 20])
+def test_a_sequence_that_is_not_a_number_shows_in_no_other(quantization: str, count: int) -> None:
+    shape, setting = Shape(), Setting(quantization)
+    weights, poison = shape.weights(), shape.vocab - 1
+    weights.embedding[poison] = np.nan
+    decoder = compiled_decoder(shape, setting, weights)
+
+    def hidden(tokens: list[int]) -> NDArray[np.float32]:
+        chunks = [SequenceChunk(np.array([token]), 0, np.array([1 + slot])) for slot, token in enumerate(tokens)]
+        return decoder.forward(chunks).numpy()
+
+    tokens = [token % poison for token in tokens_of(count, shape=shape)[0].tolist()]
+    clean = hidden(tokens)
+    tokens[1] = poison
+    spoiled = hidden(tokens)
+    assert np.isnan(spoiled[1]).all()
+    assert_same_bits([np.delete(spoiled, 1, 0)], [np.delete(clean, 1, 0)])
 
 
 @pytest.mark.parametrize(

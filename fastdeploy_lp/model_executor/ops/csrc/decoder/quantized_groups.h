@@ -30,31 +30,34 @@ struct Activations {
     int32_t sum_of(int at, int part, int parts) const { return parts == 2 ? sums[2 * at + part] : sums[2 * at] + sums[2 * at + 1]; }
 };
 
+template <int Digits>
+constexpr float kLevels = Digits == 1 ? 127.0f : 127.0f * 256.0f;
+
+// Stores the digits of half a group and returns its levels.
+template <int Digits>
+inline Ints quantize_half(const float* x, int half, float inverse, int8_t* q) {
+    const Ints level = round_to_ints(load(x + half * kLanes) * splat(inverse));
+    const Ints high = Digits == 1 ? level : (level + 128) >> 8;
+    store_bytes(q + half * kLanes, high);
+    if (Digits == 2) store_bytes(q + kGroup + half * kLanes, level - high * 256);
+    return level;
+}
+
 // Quantizes a group [32]; a NaN or an infinity makes the scale NaN, so that the row's result is NaN.
 template <int Digits>
 inline void quantize_group(const float* x, int8_t* q, float* scale, float* total, int32_t* sums) {
-    constexpr float kLevels = Digits == 1 ? 127.0f : 127.0f * 256.0f;
-    const Floats values[2] = {load(x), load(x + kLanes)};
-    const float most = largest_magnitude(values[0], values[1]);
+    const float most = largest_magnitude(load(x), load(x + kLanes));
     if (!(most <= std::numeric_limits<float>::max())) {
         std::memset(q, 0, Digits * kGroup);
         *scale = *total = std::numeric_limits<float>::quiet_NaN();
         if (sums != nullptr) sums[0] = sums[1] = 0;
         return;
     }
-    const Floats inverse = splat(most > kNothing ? kLevels / most : 0.0f);
-    Ints levels = {};
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-        const Ints level = round_to_ints(values[half] * inverse);
-        const Ints high = Digits == 1 ? level : (level + 128) >> 8;
-        store_bytes(q + half * kLanes, high);
-        if (Digits == 2) store_bytes(q + kGroup + half * kLanes, level - high * 256);
-        levels += level;
-        if (sums != nullptr) sums[half] = sum(level);
-    }
-    *scale = most / kLevels;
-    *total = *scale * static_cast<float>(sum(levels));
+    const float inverse = most > kNothing ? kLevels<Digits> / most : 0.0f;
+    const Ints low = quantize_half<Digits>(x, 0, inverse, q), high = quantize_half<Digits>(x, 1, inverse, q);
+    if (sums != nullptr) sums[0] = sum(low), sums[1] = sum(high);
+    *scale = most / kLevels<Digits>;
+    *total = *scale * static_cast<float>(sum(low + high));
 }
 
 // Groups [32] that are `stride` floats apart, and their results `step` groups apart from `to` on.
@@ -76,7 +79,6 @@ struct Groups {
 // Quantizes 16 groups from `first` on, or fewer, with the same bits; returns false for groups with a NaN or an infinity.
 template <int Digits>
 inline bool quantize_sixteen(const Groups& groups, int first, int count) {
-    constexpr float kLevels = Digits == 1 ? 127.0f : 127.0f * 256.0f;
     const Ints without_sign = Ints{} + 0x7fffffff;
     Ints magnitudes[16] = {}, levels[2][16] = {};
     for (int i = 0; i < count; ++i) {
@@ -86,18 +88,12 @@ inline bool quantize_sixteen(const Groups& groups, int first, int count) {
     const Floats most = (Floats)of_sixteen::largest(magnitudes);
     if (_mm512_cmp_ps_mask((__m512)most, (__m512)splat(std::numeric_limits<float>::max()), _CMP_NLE_UQ) != 0) return false;
     alignas(64) float inverse[16], scales[16], totals[16];
-    store(inverse, select(most > splat(kNothing), splat(kLevels) / most, Floats{}));
-    const Floats scale = most / splat(kLevels);
+    store(inverse, select(most > splat(kNothing), splat(kLevels<Digits>) / most, Floats{}));
+    const Floats scale = most / splat(kLevels<Digits>);
     for (int i = 0; i < count; ++i) {
         const float* x = groups.x + (first + i) * groups.stride;
         int8_t* q = groups.to.q + (first + i) * groups.step * Digits * kGroup;
-        for (int half = 0; half < 2; ++half) {
-            const Ints level = round_to_ints(load(x + half * kLanes) * splat(inverse[i]));
-            const Ints high = Digits == 1 ? level : (level + 128) >> 8;
-            store_bytes(q + half * kLanes, high);
-            if (Digits == 2) store_bytes(q + kGroup + half * kLanes, level - high * 256);
-            levels[half][i] = level;
-        }
+        for (int half = 0; half < 2; ++half) levels[half][i] = quantize_half<Digits>(x, half, inverse[i], q);
     }
     alignas(64) int32_t sums[2][16];
     const bool by_half = groups.to.sums != nullptr;

@@ -120,6 +120,12 @@ class SchedulerConfig:
         help="time that other clients may add to a client's steps, as a share of its own; 0 for no limit",
         check=require_number,
     )
+    stream_interval: int = option(
+        1,
+        group="Scheduling",
+        help="output tokens that each piece of a stream has at least, but for the first and the last piece",
+        check=at_least(1),
+    )
     fair_queue: bool = False
     speculation: Speculation | None = option(
         None,

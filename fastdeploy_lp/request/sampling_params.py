@@ -318,6 +318,14 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         str | None,
         Declared("shares the prefix cache with requests that have the same text here, and with no others"),
     ] = None
+    stream_interval: Annotated[
+        int | None,
+        Declared(
+            "output tokens that each piece of a stream has at least, but for the first and the last piece",
+            low=1,
+            high=MAX_INTEGER,
+        ),
+    ] = None
     output_kind: Annotated[
         RequestOutputKind,
         Declared("content of each output of an offline stream; over HTTP every piece has only what is new"),

@@ -74,6 +74,8 @@ def test_the_defaults_draw_freely_until_the_context_is_full() -> None:
         ("logprobs", MAX_LOGPROBS),
         ("prompt_logprobs", 0),
         ("prompt_logprobs", MAX_LOGPROBS),
+        ("stream_interval", 1),
+        ("stream_interval", 10**6),
     ],
 )
 def test_values_within_the_limits_are_taken(field: str, value: Any) -> None:
@@ -135,6 +137,8 @@ def test_values_within_the_limits_are_taken(field: str, value: Any) -> None:
         ("presence_penalty", "1"),
         ("frequency_penalty", -2.1),
         ("frequency_penalty", None),
+        ("stream_interval", 0),
+        ("stream_interval", 2.0),
         ("bad_words", "word"),
         ("bad_words_token_ids", {1: 2}),
         ("allowed_token_ids", []),

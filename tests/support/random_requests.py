@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 VOCAB_SIZE = 512
+END = 2
 WORDS = ("why", "the sky", "Tell me", " of ", "é", "日本", "🙂", "\n", "x", "How do", "1, 2,")
 # Pieces of what the tiny model's tokens read as, so that some are found, also across tokens.
 STOPS = ("e", " th", "ing", "s ", "ow", "�", "y sy", "plain", "in a", "zzz")
@@ -64,6 +65,8 @@ def _fields(rng: Random) -> dict[str, Any]:
     sometimes("presence_penalty", rng.uniform(-2, 2))
     sometimes("frequency_penalty", rng.uniform(-2, 2))
     sometimes("logit_bias", {str(token): rng.uniform(-5, 5) for token in rng.sample(range(VOCAB_SIZE), 4)})
+    # Otherwise few answers would reach the end-of-sequence token.
+    sometimes("logit_bias", {str(END): rng.uniform(3, 9)}, 0.1)
     sometimes("stop", rng.sample(STOPS, rng.randint(1, 4)), 0.5)
     sometimes("include_stop_str_in_output", True)
     sometimes("stop_token_ids", rng.sample(range(VOCAB_SIZE), 20))
@@ -77,4 +80,5 @@ def _fields(rng: Random) -> dict[str, Any]:
     sometimes("max_tokens", 10_000, 0.03)
     sometimes("stop_token_ids", [VOCAB_SIZE], 0.03)
     sometimes("top_p", 1.5, 0.03)
+    sometimes("stream_interval", rng.randint(1, 9), 0.4)
     return fields

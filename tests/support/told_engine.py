@@ -64,9 +64,9 @@ class ToldWorker(IdleWorker):
 class Told:
     """A running application, its engine and worker."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, scheduler: SchedulerConfig) -> None:
         chat = ChatConfig(TEMPLATE.read_text(), tool_call_parser="hermes", reasoning_parser="qwen3")
-        config = config_in(folder, SchedulerConfig(64, 64), chat, name)
+        config = config_in(folder, scheduler, chat, name)
         self.worker = ToldWorker()
         self.engine = EngineClient(config, [], lambda: cast(WorkerHandle, self.worker))
         self.app: ASGIApp = build_app(self.engine, ServerArgs(api_key=[]))
@@ -88,9 +88,9 @@ def step_of(name: str, tokens: Sequence[int], place: int, *, logprobs: bool = Fa
 
 
 @asynccontextmanager
-async def told(folder: Path, name: str = "tiny-llama") -> AsyncIterator[Told]:
+async def told(folder: Path, name: str = "tiny-llama", stream_interval: int = 1) -> AsyncIterator[Told]:
     """The application, started; `name` is the model's."""
-    running = Told(folder, name)
+    running = Told(folder, name, SchedulerConfig(64, 64, stream_interval=stream_interval))
     await running.engine.start()
     try:
         yield running

@@ -265,7 +265,12 @@ class EngineRequests:
         generation = Generation(
             request.request_id,
             request.prompt,
-            completions_of(params, self._preparation.tokenizer, request.settled.selection.secret),
+            completions_of(
+                params,
+                self._preparation.tokenizer,
+                request.settled.selection.secret,
+                stream_interval=self._config.stream_interval,
+            ),
             stream=stream,
             on_close=self._close,
             processors=self._processors.used_by(request.settled.selection),

@@ -45,7 +45,7 @@ class Completion:
     the worker sends. `num_cached_tokens` counts the prompt tokens that this completion found in the prefix cache,
     `drafted` the draft tokens that were verified for it. The `secret` processors are left out of traces, values and
     stop reasons. The stop string or the text of the stop token at the end of the output is cut off unless
-    `include_stop`.
+    `include_stop`. A delta has at least `stream_interval` tokens, but for the first and the last one.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Completion:
         include_stop: bool = False,
         skip_special_tokens: bool = True,
         secret: Collection[str] = (),
+        stream_interval: int = 1,
     ) -> None:
         self.index = index
         self.num_cached_tokens = 0
@@ -68,6 +69,7 @@ class Completion:
         self._include_stop = include_stop
         self._skip_special_tokens = skip_special_tokens
         self._secret = frozenset(secret)
+        self._stream_interval = stream_interval
         self._stop_strings = list(stop_strings)
         self._held_back = max((len(stop) for stop in stop_strings), default=1) - 1
         self._min_tokens = min_tokens
@@ -188,6 +190,8 @@ class Completion:
     def take_delta(self) -> CompletionDelta | None:
         """Returns what is new since the last call, or None if there is nothing to send yet."""
         finished = self.finish_reason is not None
+        if self._sent_tokens and len(self._token_ids) - self._sent_tokens < self._stream_interval and not finished:
+            return None
         end = len(self._text)
         if self._held_back and not finished:
             end = max(end - self._held_back, self._sent_text)
@@ -238,8 +242,10 @@ class Completion:
             self._extend_text(whole[len(self._text) :])
 
 
-def completions_of(params: SamplingParams, tokenizer: Tokenizer, secret: Collection[str] = ()) -> list[Completion]:
-    """Returns the `n` completions of one prompt."""
+def completions_of(
+    params: SamplingParams, tokenizer: Tokenizer, secret: Collection[str] = (), *, stream_interval: int = 1
+) -> list[Completion]:
+    """Returns the `n` completions of one prompt; the longer one of their interval and `stream_interval` counts."""
     return [
         Completion(
             index,
@@ -251,6 +257,7 @@ def completions_of(params: SamplingParams, tokenizer: Tokenizer, secret: Collect
             include_stop=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
             secret=secret,
+            stream_interval=max(params.stream_interval or 1, stream_interval),
         )
         for index in range(params.n)
     ]

@@ -26,7 +26,7 @@ from fastdeploy_lp.request.prompt_options import LEFT, PLAIN, RIGHT, WHOLE_CONTE
 from fastdeploy_lp.request.sampling_params import MAX_SEED, SamplingParams, SettledParams
 from fastdeploy_lp.request.trace import TraceParams
 
-# Request parameters that the worker receives in another form.
+# Request parameters that the worker receives in another form, or not at all.
 SENT_APART = (
     "logits_processors_args",
     "extra_args",
@@ -34,6 +34,7 @@ SENT_APART = (
     "logits_processors",
     "logits_processors_shadow",
     "guided_decoding",
+    "stream_interval",
 )
 SENT_FIELDS = tuple(name for name in SamplingParams.__struct_fields__ if name not in SENT_APART)
 # A word is at least one list of tokens.

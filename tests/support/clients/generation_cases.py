@@ -103,6 +103,14 @@ def usage_in_every_chunk(answer: Answer, _: Asker) -> None:
     assert counts[-1] == 8
 
 
+def in_pieces_of_three(answer: Answer, _: Asker) -> None:
+    sizes = [len(body["choices"][0].get("token_ids") or ()) for body in answer.bodies if body["choices"]]
+    first, *between, last = filter(None, sizes)
+    assert first == 1
+    assert between == [3] * (7 // 3)
+    assert last == 7 % 3
+
+
 def no_usage(answer: Answer, _: Asker) -> None:
     assert not any(body.get("usage") for body in answer.bodies)
     assert all(body["choices"] for body in answer.bodies)
@@ -241,6 +249,8 @@ GENERATION = [
     Case("min_tokens", {"min_tokens": 40, "max_tokens": 40}, num_tokens_is(40, "length"), says="one"),
     Case("prompt_logprobs", {"prompt_logprobs": 1}, prompt_is_rated, streamed=False),
     Case("seed", RANDOM, seed_is_kept),
+    Case("stream_interval", {"stream_interval": 3, **ONLY_A, **IDS}, in_pieces_of_three, streamed=True),
+    Case("stream_interval", {"stream_interval": 3}, same_as_ever, streamed=False),
     Case("stop", {"stop": "wo t"}, stopped_by("wo t", "one t"), says=TEXT),
     Case("stop", {"stop": ["zero", "hre"]}, stopped_by("hre", "one two t"), says=TEXT),
     Case("stop_token_ids", {"stop_token_ids": [A], **ONLY_A}, num_tokens_is(1, "stop")),

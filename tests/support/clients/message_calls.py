@@ -173,6 +173,7 @@ MESSAGE_CASES = [
     MessageCase("min_tokens", {"min_tokens": 4}, num_tokens_is(4)),
     MessageCase("ignore_eos", {"ignore_eos": True, "logits_processors_args": forced(A)}, num_tokens_is(4)),
     MessageCase("speculative", {"speculative": False}, num_tokens_is(4)),
+    MessageCase("stream_interval", {"stream_interval": 3}, num_tokens_is(4)),
     MessageCase("skip_special_tokens", {"skip_special_tokens": False}, num_tokens_is(4)),
     MessageCase("include_stop_str_in_output", {"include_stop_str_in_output": True}, num_tokens_is(4)),
     MessageCase("bad_words", {"bad_words": ["two"]}, num_tokens_is(4)),

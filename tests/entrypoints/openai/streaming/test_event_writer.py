@@ -125,6 +125,25 @@ def test_error_in_one_stream_leaves_its_neighbours_alone(tmp_path: Path, monkeyp
     in_server(test, tmp_path)
 
 
+@pytest.mark.parametrize(("asked", "sizes"), [(2, [1, 4, 4, 1]), (6, [1, 6, 3])])
+def test_the_longer_interval_of_request_and_server_joins_tokens(tmp_path: Path, asked: int, sizes: list[int]) -> None:
+    fields = {"stream_interval": asked, "return_token_ids": True}
+
+    async def run() -> None:
+        async with told(tmp_path, stream_interval=4) as running, streaming(running, 1, **fields) as (client,):
+            tokens = running.tokens("abcdefghij" * 2)[: sum(sizes)]
+            (sequence,) = running.worker.sequences
+            for place in range(len(tokens)):
+                await running.worker.step(step_of(sequence.request_id, tokens, place))
+            lines = (await client.answer())[1].decode().splitlines()
+        events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+        pieces = [ids for event in events if (ids := event["choices"][0].get("token_ids"))]
+        assert [len(ids) for ids in pieces] == sizes
+        assert [token for ids in pieces for token in ids] == tokens
+
+    uvloop.run(run())
+
+
 def test_client_that_leaves_ends_its_request_only(tmp_path: Path) -> None:
     async def test(running: Told) -> None:
         tokens = running.tokens("It rained.")

@@ -31,7 +31,7 @@ def code_blocks(document: str, language: str) -> list[str]:
 def test_the_program_runs(tmp_path: Path, light_checkpoint: Path) -> None:
     """On a model whose answers are without sense: what the page says of them holds for any."""
     blocks = code_blocks(OFFLINE, "python")
-    assert len(blocks) == OFFLINE.count("```") // 2 == 4
+    assert len(blocks) == OFFLINE.count("```") // 2 == 5
     program = "\n".join(blocks).replace(DEFAULT_MODEL, str(light_checkpoint))
     lines = printed_by(program, tmp_path).splitlines()
     assert len({line.partition("]")[2] for line in lines[:4]}) == 1

@@ -18,6 +18,7 @@ from fastdeploy_lp.engine.client.processor_states import ProcessorInfo
 from fastdeploy_lp.engine.client.work import Work
 from fastdeploy_lp.engine.errors import EngineDeadError, InvalidRequestError
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, Prompt
+from fastdeploy_lp.entrypoints.chat_tokenizer import ChatTokenizer
 from fastdeploy_lp.entrypoints.declare import declare
 from fastdeploy_lp.entrypoints.io_processing import DATA, IOProcessing, data_processing, require_one_vector
 from fastdeploy_lp.entrypoints.prompts import ChatKeywords, Conversation, PromptInput, read_prompt
@@ -49,6 +50,7 @@ class AsyncLLM:
         self._first_start: asyncio.Task[None] | None = None
         self._engine: Engine | None = None
         self._shut_down = False
+        self._tokenizer: ChatTokenizer | None = None
         self._running: dict[str, RunningRequest] = {}
 
     @classmethod
@@ -151,6 +153,12 @@ class AsyncLLM:
             return await self._process(processing, prompt[DATA], pooling_params, request_id)
         tokens = read_prompt(inputs, prompt, options=PromptOptions.of(tokenization_kwargs), pooled=True)
         return await self._pool(tokens, pooling_params or PoolingParams(), request_id)
+
+    async def get_tokenizer(self) -> ChatTokenizer:
+        """Returns the model's tokenizer; raises ValueError with `skip_tokenizer_init`, else as `start` does."""
+        if self._tokenizer is None:
+            self._tokenizer = ChatTokenizer(await self._started())
+        return self._tokenizer
 
     def abort(self, request_id: str) -> None:
         """Ends a request: its iteration finishes with reason "abort"; `embed` and `encode` raise RequestFailedError.

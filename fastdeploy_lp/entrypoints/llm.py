@@ -8,7 +8,7 @@ import uuid
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from tqdm import tqdm
@@ -26,6 +26,7 @@ from fastdeploy_lp.engine.errors import (
 )
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, Prompt, Settled
 from fastdeploy_lp.engine.prepare.merge import merged
+from fastdeploy_lp.entrypoints.chat_tokenizer import ChatTokenizer
 from fastdeploy_lp.entrypoints.declare import declare
 from fastdeploy_lp.entrypoints.io_processing import DATA, IOProcessing, data_processing, require_one_vector
 from fastdeploy_lp.entrypoints.loop_thread import LoopThread
@@ -88,6 +89,14 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """Returns the model's recommended sampling, or that of `override_generation_config`; named as in vLLM."""
         return SamplingParams(**self._engine.fd_config.model_config.default_sampling)  # type: ignore[arg-type]
+
+    @cached_property
+    def _tokenizer(self) -> ChatTokenizer:
+        return ChatTokenizer(self._engine)
+
+    def get_tokenizer(self) -> ChatTokenizer:
+        """Returns the model's tokenizer; raises ValueError with `skip_tokenizer_init`."""
+        return self._tokenizer
 
     @overload
     def chat(

@@ -80,7 +80,8 @@ struct Groups {
 template <int Digits>
 inline bool quantize_sixteen(const Groups& groups, int first, int count) {
     const Ints without_sign = Ints{} + 0x7fffffff;
-    Ints magnitudes[16] = {}, levels[2][16] = {};
+    Ints magnitudes[16], levels[2][16];
+    for (int i = count; i < 16; ++i) magnitudes[i] = levels[0][i] = levels[1][i] = Ints{};
     for (int i = 0; i < count; ++i) {
         const float* x = groups.x + (first + i) * groups.stride;
         magnitudes[i] = (Ints)_mm512_max_epi32((__m512i)((Ints)load(x) & without_sign), (__m512i)((Ints)load(x + kLanes) & without_sign));

@@ -26,7 +26,8 @@ EXPLAINED = {
     "Plugins": "[plugins.md](plugins.md#io-processors)",
     "Reports": "[server.md](server.md#the-log)",
     "Logits processors": "[logits-processors.md](logits-processors.md) and [trace.md](trace.md)",
-    "Scheduling": "[engine.md](engine.md#a-step) and [reliability.md](reliability.md#too-many-requests)",
+    "Scheduling": "[engine.md](engine.md#a-step), [reliability.md](reliability.md#too-many-requests) and "
+    "[chat-and-completions.md](chat-and-completions.md#both)",
     "Chat": "[chat-and-completions.md](chat-and-completions.md#chat)",
     "Guided decoding": "[guided-decoding.md](guided-decoding.md#bounds)",
     "Processes": "[reliability.md](reliability.md#the-worker), [replicas.md](replicas.md) and "

@@ -104,11 +104,11 @@ def usage_in_every_chunk(answer: Answer, _: Asker) -> None:
 
 
 def in_pieces_of_three(answer: Answer, _: Asker) -> None:
+    """A piece has more tokens if the stream began after several steps."""
     sizes = [len(body["choices"][0].get("token_ids") or ()) for body in answer.bodies if body["choices"]]
-    first, *between, last = filter(None, sizes)
-    assert first == 1
-    assert between == [3] * (7 // 3)
-    assert last == 7 % 3
+    pieces = list(filter(None, sizes))
+    assert sum(pieces) == 8
+    assert min(pieces[1:-1], default=3) >= 3
 
 
 def no_usage(answer: Answer, _: Asker) -> None:

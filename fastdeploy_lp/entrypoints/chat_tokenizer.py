@@ -42,7 +42,7 @@ class ChatTokenizer(ModelTokenizer):
     ) -> Any:
         """Returns the prompt of a conversation: token ids, an `Encoding` with `return_dict`, or text if not `tokenize`.
 
-        The defaults are those of transformers 4; with `add_generation_prompt`, the prompt is that of `LLM.chat`.
+        Defaults are as in transformers 4; with `add_generation_prompt`, it is the prompt that `LLM.chat` renders.
         variables: further variables of the template. Raises InvalidRequestError (a ValueError) if the model has no
         template, or its template refuses; ValueError for transformers' options of padding and tensors.
         """

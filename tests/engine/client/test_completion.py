@@ -5,59 +5,15 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.completions import as_tokens, feed, joined, many, run, step_sizes, texts
 
-from fastdeploy_lp.engine.client.generation import Completion, ReplayError, completions_of
+from fastdeploy_lp.engine.client.generation import Completion, ReplayError
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.messages import TokenLogprobs
 from fastdeploy_lp.request.outputs import CompletionDelta, CompletionOutput, Logprob
-from fastdeploy_lp.request.sampling_params import SamplingParams
-
-many = settings(max_examples=80)
 
 IM_END = 2
 VOCAB_SIZE = 49152
-
-texts = st.text(
-    st.one_of(
-        st.characters(codec="utf-8"),
-        st.sampled_from("abc .,\n\t"),
-        st.sampled_from("🙂👩‍🚀🇫🇷한국어漢字かなéñ\u0301\u0308\u200d\ufe0fनमस्ते"),
-    ),
-    max_size=40,
-)
-
-
-def feed(completion: Completion, token_ids: Sequence[int], sizes: Sequence[int] = ()) -> list[CompletionDelta]:
-    """Feed tokens in steps of these sizes (then one by one), ending with "length"; gives the deltas on the way."""
-    deltas = []
-    rest, size_of_step = list(token_ids), iter(sizes)
-    while rest and completion.finish_reason is None:
-        size = next(size_of_step, 1)
-        step, rest = rest[:size], rest[size:]
-        completion.feed(step, None if rest else "length", None)
-        delta = completion.take_delta()
-        if delta is not None:
-            deltas.append(delta)
-    return deltas
-
-
-def joined(deltas: Sequence[CompletionDelta]) -> str:
-    return "".join(delta.text for delta in deltas)
-
-
-def run(
-    tokenizer: Tokenizer, text: str, stop: Sequence[str] = (), sizes: Sequence[int] = ()
-) -> tuple[Completion, list[CompletionDelta]]:
-    completion = Completion(0, tokenizer, stop)
-    return completion, feed(completion, tokenizer.encode(text), sizes)
-
-
-def as_tokens(tokenizer: Tokenizer, text: str) -> str:
-    """What is left of the text: the default model's vocabulary lacks 21 of the 256 bytes."""
-    return tokenizer.decode(tokenizer.encode(text))
-
-
-step_sizes = st.lists(st.integers(1, 5), max_size=20)
 
 # Text
 
@@ -405,51 +361,6 @@ def test_without_logprobs_there_are_none(tokenizer: Tokenizer) -> None:
     completion = Completion(0, tokenizer, [])
     (*_, last) = feed(completion, tokenizer.encode("some text"))
     assert (last.logprobs, last.text_offsets) == (None, [])
-
-
-# Pieces of several tokens
-
-
-@pytest.mark.parametrize(
-    ("interval", "steps", "pieces"),
-    [
-        (1, [1] * 8, [1] * 8),
-        (3, [1] * 8, [1, 3, 3, 1]),
-        (3, [2, 2, 2, 2], [2, 4, 2]),
-        (3, [1, 5, 1, 1], [1, 5, 2]),
-        (7, [1] * 8, [1, 7]),
-        (100, [1] * 8, [1, 7]),
-    ],
-)
-def test_pieces_between_the_first_and_the_last_have_as_many_tokens_as_asked_for(
-    tokenizer: Tokenizer, interval: int, steps: list[int], pieces: list[int]
-) -> None:
-    token_ids = tokenizer.encode(" and" * 8, add_special_tokens=False)
-    deltas = feed(Completion(0, tokenizer, [], stream_interval=interval), token_ids, steps)
-    assert [len(delta.token_ids) for delta in deltas] == pieces
-    assert joined(deltas) == " and" * 8
-
-
-@many
-@given(texts, st.integers(1, 9), step_sizes, st.lists(st.sampled_from(["a", "b ", "漢", "c."]), max_size=2))
-def test_an_interval_changes_the_pieces_alone(
-    tokenizer: Tokenizer, text: str, interval: int, sizes: list[int], stop: list[str]
-) -> None:
-    _, plain = run(tokenizer, text, stop, sizes)
-    deltas = feed(Completion(0, tokenizer, stop, stream_interval=interval), tokenizer.encode(text), sizes)
-    assert joined(deltas) == joined(plain)
-    assert [token for delta in deltas for token in delta.token_ids] == [t for delta in plain for t in delta.token_ids]
-    assert all(len(delta.token_ids) >= interval for delta in deltas[1:-1])
-
-
-@pytest.mark.parametrize(("own", "of_the_server", "counts"), [(None, 1, 1), (None, 4, 4), (2, 4, 4), (6, 4, 6)])
-def test_the_longer_one_of_two_intervals_counts(
-    tokenizer: Tokenizer, own: int | None, of_the_server: int, counts: int
-) -> None:
-    params = SamplingParams(stream_interval=own)
-    (completion,) = completions_of(params, tokenizer, stream_interval=of_the_server)
-    token_ids = tokenizer.encode(" and" * 16, add_special_tokens=False)
-    assert len(feed(completion, token_ids)[1].token_ids) == counts
 
 
 # Run again on another worker

@@ -268,7 +268,7 @@ def test_any_number_of_decoding_rows_has_the_same_bits(quantization: str | None)
         assert_same_bits(run(decoder, seats, last[:rows]), alone[:rows])
 
 
-@pytest.mark.parametrize("stored", ["float32", "bfloat16", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("stored", sorted(STORED))
 @pytest.mark.parametrize("hidden", [96, 128, 300, 389])
 def test_rows_multiplied_in_pieces_have_the_bits_of_one_alone(stored: str, hidden: int) -> None:
     """Pieces are 128 inputs and tiles up to 12 rows, so some of these sizes end within a piece, a group or a step."""

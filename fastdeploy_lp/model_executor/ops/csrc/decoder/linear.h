@@ -259,7 +259,14 @@ void multiply_panel_in_pieces(const Product& product, const Activations& x, int 
     const uint8_t* next = prefetcher.begin_panel(layer, product.after, index, layer.asks(rows, index));
     const Panel panel{layer, index, layer.format(index), layer.panel(index)};
     const PanelPrefetcher loader{panel.packed + layer.panel_bytes(index), next};
-    linear_float::multiply_in_pieces(x.row(layer, 0), rows, layer.in, panel.format, panel.packed, loader, prefetcher, sums);
+    std::fill_n(sums, static_cast<int64_t>(rows) * kPanel, 0.0f);
+    const linear_float::PieceRows all{x.row(layer, 0), rows, layer.in, sums};
+    switch (panel.format) {
+#define FDLP_FORMAT(f) \
+    case Format::f: linear_float::multiply_in_pieces<Format::f>(all, panel.packed, loader, prefetcher); break;
+        FDLP_FORMATS
+#undef FDLP_FORMAT
+    }
     const PanelBias bias(layer, index);
     for (int row = 0; row < rows; ++row) {
         const float* of_row = sums + static_cast<int64_t>(row) * kPanel;

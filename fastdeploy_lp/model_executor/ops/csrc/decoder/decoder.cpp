@@ -378,6 +378,11 @@ void Decoder::logits(const float* hidden, int rows, float* out) {
         Prefetcher prefetcher(m_.cache, {}, team.thread(), team.threads());
         float* sums = all_sums + static_cast<int64_t>(team.thread()) * rows * kPanel;
         team.run(m_.head.panels(), [&](int panel) {
+            // Logits are too many for the caches, and stores to lines that are not there would wait.
+            for (int row = 0; row < rows; ++row) {
+                const float* to = out + static_cast<int64_t>(row) * m_.vocab_size + panel * kPanel;
+                __builtin_prefetch(to, 1), __builtin_prefetch(to + kLanes, 1);
+            }
             multiply_panel({m_.head, nullptr}, x, rows, panel, sums, prefetcher, [&](int row, Floats low, Floats high) {
                 float* to = out + static_cast<int64_t>(row) * m_.vocab_size + panel * kPanel;
                 store_first(to, low, m_.vocab_size - panel * kPanel);

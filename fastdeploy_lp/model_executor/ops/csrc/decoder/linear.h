@@ -281,14 +281,16 @@ void multiply_panel(const Product& product, const Activations& x, int rows, int 
     const Linear& layer = product.layer;
     if (layer.takes_tiles(rows, index)) return multiply_panel_in_tiles(product, x, rows, index, prefetcher, put);
     if (layer.takes_pieces(rows)) return multiply_panel_in_pieces(product, x, rows, index, sums, prefetcher, put);
-    // The first pass prefetches the panel's own bytes.
-    const uint8_t* next = prefetcher.begin_panel(layer, product.after, index, layer.asks(rows, index));
+    // The first pass prefetches the panel's own bytes. Of two, the second one alone would request later memory faster than it comes: both
+    // do, if the panel is there.
+    const bool both = layer.passes(rows) == 2 && prefetcher.has(layer, index);
+    const uint8_t* next = prefetcher.begin_panel(layer, product.after, index, layer.asks(rows, index) * (both ? 2 : 1));
     const Panel panel{layer, index, layer.format(index), layer.panel(index)};
     const PanelPrefetcher panel_prefetcher{panel.packed + layer.panel_bytes(index), next};
     for (int row = 0, height, left = layer.passes(rows); row < rows; row += height, --left) {
         // Tiles of equal height: a last tile of one row would read the panel for little.
         height = (rows - row + left - 1) / left;
-        if (row == 0)
+        if (row == 0 && !both)
             multiply_tile(panel, x, row, height, panel_prefetcher, put);
         else
             multiply_tile(panel, x, row, height, prefetcher, put);

@@ -39,6 +39,11 @@ class Prefetcher {
         rate_ = (blocks * of_block / 64 * kParts + asks - 1) / asks;
     }
 
+    // True if the panel is the one that was prefetched last, as a whole.
+    bool has(const Linear& layer, int panel) const {
+        return !of_panel_.left() && of_panel_.end == layer.panel(panel) + layer.panel_bytes(panel);
+    }
+
     // Called when this thread begins a panel, during which it will call `ask` `asks` times. The next panel to prefetch is the following one
     // or, at the end of its share, the first one of the next product. Returns its address; null when nothing follows.
     const uint8_t* begin_panel(const Linear& layer, const Linear* after, int panel, int asks) {

@@ -24,7 +24,7 @@ texts = st.text(
 
 
 def feed(completion: Completion, token_ids: Sequence[int], sizes: Sequence[int] = ()) -> list[CompletionDelta]:
-    """Feed tokens in steps of these sizes (then one by one), ending with "length"; gives the deltas on the way."""
+    """Feed tokens in steps of these sizes (then one by one), ending with "length"; returns the deltas on the way."""
     deltas = []
     rest, size_of_step = list(token_ids), iter(sizes)
     while rest and completion.finish_reason is None:
@@ -49,7 +49,7 @@ def run(
 
 
 def as_tokens(tokenizer: Tokenizer, text: str) -> str:
-    """What is left of the text: the default model's vocabulary lacks 21 of the 256 bytes."""
+    """Returns the text without what tokens cannot hold: the default model's vocabulary lacks 21 of the 256 bytes."""
     return tokenizer.decode(tokenizer.encode(text))
 
 
